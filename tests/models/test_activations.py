@@ -1,4 +1,4 @@
-"""What a model may know of the devices that it is traced for."""
+"""Tests of sharding constraints on activations, and of functions that run on each device's shard."""
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,13 @@ from vit_jax.parallel import sharding
 pytestmark = pytest.mark.heavy
 
 
-def test_without_a_mesh_nothing_is_constrained_or_split():
+def test_without_a_mesh_activations_and_functions_are_unchanged():
   x = jnp.ones((8, 2, 4), np.float32)
   assert activations.constrain(x) is x
   assert activations.run_per_device(abs) is abs
 
 
-def test_a_function_runs_on_each_device_s_part():
+def test_function_runs_on_the_shard_of_each_device():
   grid = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices())
   shapes = []
 

@@ -1,4 +1,4 @@
-"""vit_jax/models/attention_outputs.py, in attention, against NumPy written from the definitions."""
+"""Tests of vit_jax/models/attention_outputs.py inside attention, against NumPy formulas."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,7 @@ def normal(*shape):
   return rng.standard_normal(shape, dtype=np.float32)
 
 
-def test_the_context_is_normalised_in_front_of_the_last_projection():
+def test_context_is_normalised_before_the_output_projection():
   output = NormedOutput(12, 3, layers.Norm("layer", 1e-6, F32), F32)
   module = modules.layer(lambda rngs: Attention(12, 3, output=output, dtype=F32, rngs=rngs))
   x = normal(2, 7, 12)
@@ -32,7 +32,7 @@ def test_the_context_is_normalised_in_front_of_the_last_projection():
   np.testing.assert_allclose(module(x), normed @ out + module.out.bias[...], atol=1e-5)
 
 
-def test_contexts_are_unchanged_by_default():
+def test_default_output_leaves_the_context_unchanged():
   plain, other = (modules.model(**arguments) for arguments in ({}, {"attention": {"output": "plain"}}))
   images = modules.images()
   np.testing.assert_array_equal(modules.run(plain, images), modules.run(other, images))

@@ -1,4 +1,4 @@
-"""Batch normalisation against NumPy and PyTorch, and its running averages in the trainer."""
+"""Tests of batch normalisation against NumPy and PyTorch, and of its running averages in the trainer."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ KEY = jax.random.key(0)
 
 
 def layer(width=5, **arguments):
-  """A layer with noise in its parameters and running averages, variances positive."""
+  """Returns a layer with random parameters, random running means and positive running variances."""
   norm = modules.layer(
     lambda rngs: BatchNorm(width, **({"eps": 1e-3, "momentum": 0.3, "dtype": "float32"} | arguments))
   )
@@ -35,7 +35,7 @@ def inputs(*shape, seed=0):
   return 2 + 3 * np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def test_in_evaluation_the_running_averages_normalise_and_stay():
+def test_evaluation_normalises_with_unchanged_running_averages():
   norm, x = layer(), inputs(4, 3, 2, 5)
   mean, var = np.asarray(norm.mean[...], np.float64), np.asarray(norm.var[...], np.float64)
   expected = (x - mean) / np.sqrt(var + 1e-3) * np.asarray(norm.scale[...]) + np.asarray(norm.bias[...])
@@ -45,7 +45,7 @@ def test_in_evaluation_the_running_averages_normalise_and_stay():
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 2, 5), (6, 5)])
-def test_in_training_the_batch_normalises_and_moves_the_running_averages(shape):
+def test_training_normalises_by_batch_and_updates_running_averages(shape):
   norm, x = layer(), inputs(*shape)
   before = np.asarray(norm.mean[...]), np.asarray(norm.var[...])
   flat = x.reshape(-1, 5).astype(np.float64)
@@ -56,7 +56,7 @@ def test_in_training_the_batch_normalises_and_moves_the_running_averages(shape):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_outputs_gradients_and_running_averages_are_pytorchs(training):
+def test_outputs_gradients_and_running_averages_match_pytorch(training):
   torch = pytest.importorskip("torch")
   norm, x, weights = layer(), inputs(4, 3, 2, 5), inputs(4, 3, 2, 5, seed=1)
   tensors = {
@@ -85,13 +85,13 @@ def test_outputs_gradients_and_running_averages_are_pytorchs(training):
     np.testing.assert_allclose(moved[name], tensors[name], rtol=1e-5)
 
 
-def test_a_channel_far_from_zero_keeps_its_variance():
+def test_variance_is_accurate_for_a_channel_far_from_zero():
   norm = BatchNorm(1, eps=1e-5, momentum=1.0, dtype="float32")
   norm(1e4 + inputs(64, 4, 4, 1), KEY)
   np.testing.assert_allclose(norm.var[...], inputs(64, 4, 4, 1).var(ddof=1), rtol=1e-3)
 
 
-def test_statistics_are_float32_whatever_is_computed_in():
+def test_statistics_are_float32_for_any_compute_dtype():
   half, whole, x = layer(dtype="bfloat16"), layer(), jnp.asarray(inputs(8, 4, 4, 5), jnp.bfloat16)
   y = half(x, KEY)
   np.testing.assert_allclose(y.astype(np.float32), whole(x.astype(np.float32), KEY), rtol=0.01, atol=0.01)
@@ -99,13 +99,13 @@ def test_statistics_are_float32_whatever_is_computed_in():
   np.testing.assert_array_equal(half.var[...], whole.var[...])
 
 
-def test_one_value_a_channel_gives_no_nan():
+def test_one_value_per_channel_gives_finite_results():
   norm = layer()
   np.testing.assert_allclose(norm(inputs(1, 5), KEY)[0], norm.bias[...], rtol=1e-5)
   assert np.all(np.isfinite(norm.var[...]))
 
 
-def test_the_batch_is_the_whole_one_however_it_is_split():
+def test_statistics_cover_the_global_batch_when_it_is_sharded():
   norm, x = layer(), inputs(16, 3, 2, 5)
   split = sharding.make_batch_sharding(sharding.make_mesh(config.Mesh(), jax.devices()))
   graph, state = nnx.split(norm)
@@ -119,16 +119,16 @@ def test_the_batch_is_the_whole_one_however_it_is_split():
     np.testing.assert_allclose(eight, one, rtol=1e-5, atol=1e-6)
 
 
-# In the trainer: the running averages stand among the parameters, and the step moves them.
+# In the trainer, running averages are stored with the parameters, and the step updates them.
 
 TINY = Choice("efficientnet_b0", {"width_factor": 0.25, "stages": (2, 1), "stochastic_depth": 0.3})
-# Adam turns rounding noise into full steps, and has only that for a bias that the next norm takes away again.
+# No Adam: the gradient of a bias that the next norm cancels is rounding noise, which Adam turns into full steps.
 PLAIN = {"optim__name": "sgd", "optim__lr": 0.1, "optim__clip": "none", "optim__ema": 0.75}
 
 
 @functools.cache
 def parts(devices=8, **changes):
-  """The shrunk digits run with a shrunk EfficientNet, without augmentation."""
+  """Returns the parts of a small digits run with a small EfficientNet and no augmentation."""
   prepare_dataset("digits")
   run = runs.run(**(PLAIN | changes))
   data = Choice(run.data.name, run.data.args | {"warp": Choice("none")})
@@ -136,7 +136,7 @@ def parts(devices=8, **changes):
 
 
 def trained(made, steps=3, state=None):
-  """The state after so many steps, and the metrics of each."""
+  """Returns the state after `steps` steps, and the metrics of each step."""
   state = made.init() if state is None else state
   history = []
   with contextlib.closing(made.batches(int(state.step))) as batches:
@@ -146,7 +146,7 @@ def trained(made, steps=3, state=None):
   return state, history
 
 
-def test_running_averages_move_without_gradient_optimizer_state_or_decay():
+def test_running_averages_have_no_optimizer_state_and_no_decay():
   made = parts()
   before = jax.device_get(made.init().params)
   state, history = trained(made)
@@ -155,12 +155,12 @@ def test_running_averages_move_without_gradient_optimizer_state_or_decay():
   for path in made.model.statistics:
     assert np.all(np.isfinite(state.params[path])) and not np.array_equal(state.params[path], before[path]), path
     assert not any(path in name for name in trees.flatten(state.optimizer)), path
-  # After 3 steps a variance still holds 0.9^3 of the 1 that it began with, and no less: no decay, no step.
+  # Variances start at 1. After 3 steps at least 0.9^3 of the start must remain: no weight decay, no optimizer step.
   assert all(np.all(state.params[path] >= 0.9**3 * 0.999) for path in made.model.statistics if path.endswith("var"))
   assert all(np.isfinite(list(metrics.values())).all() for metrics in history)
 
 
-def test_the_moving_average_of_weights_covers_the_running_averages():
+def test_weight_ema_includes_the_running_averages():
   made = parts()
   state = made.init()
   mean = jax.device_get(state.params)
@@ -172,7 +172,7 @@ def test_the_moving_average_of_weights_covers_the_running_averages():
 
 
 @pytest.mark.long
-def test_a_checkpoint_continues_to_the_same_bits(tmp_path):
+def test_resuming_from_a_checkpoint_gives_the_same_bits(tmp_path):
   made = parts()
   expected, _ = trained(made, 4)
   state, _ = trained(made, 2)
@@ -186,20 +186,20 @@ def test_a_checkpoint_continues_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_ends_with_figures_of_weights_and_of_their_average(tmp_path):
+def test_run_reports_losses_of_weights_and_of_their_ema(tmp_path):
   result = loop.train(parts(), tmp_path)
   assert np.isfinite([result["loss"], result["ema_loss"]]).all() and result["loss"] != result["ema_loss"]
 
 
 @functools.cache
 def single(accumulate):
-  """Three steps on one device."""
+  """Returns the state and metrics after three steps on one device."""
   return trained(parts(1, optim__accumulate=accumulate))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("accumulate", "axes"), [(1, {}), (2, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2})])
-def test_eight_devices_have_the_losses_and_averages_of_one(accumulate, axes):
+def test_eight_devices_match_one_in_losses_and_averages(accumulate, axes):
   expected, ones = single(accumulate)
   made = parts(8, optim__accumulate=accumulate, **axes) if axes else parts()
   found, eights = trained(made)
@@ -212,7 +212,7 @@ def test_eight_devices_have_the_losses_and_averages_of_one(accumulate, axes):
 
 @pytest.mark.long
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_leaves_the_mean_of_what_the_micro_batches_gave(accumulate):
+def test_step_averages_the_statistics_of_micro_batches(accumulate):
   made = parts(1, optim__accumulate=accumulate)
   before = jax.device_get(made.init().params)
   model = models.functional(models.Description(made.run.model, 32, 10))
@@ -224,7 +224,7 @@ def test_a_step_leaves_the_mean_of_what_the_micro_batches_gave(accumulate):
   with contextlib.closing(made.batches(0)) as batches:
     images = next(batches)["image"]
   images = made.run.data.normalise(images)
-  # Which blocks are dropped is the one thing that depends on the key.
+  # Only the choice of dropped blocks depends on the key.
   key = rng.derive_key(made.run.seed, 0, "dropout")
   keys = [key] if accumulate == 1 else [jax.random.fold_in(key, i) for i in range(accumulate)]
   moved = [jax.jit(apply)(before, images[i::accumulate], k)[1] for i, k in enumerate(keys)]
@@ -246,7 +246,7 @@ def test_a_step_leaves_the_mean_of_what_the_micro_batches_gave(accumulate):
     ("decay_on", "[('.*kernel', 1.0), ('.*/(mean|var)', 1.0)]"),
   ],
 )
-def test_a_pattern_for_running_averages_alone_is_an_error(key, text):
+def test_pattern_that_matches_only_running_averages_is_an_error(key, text):
   with pytest.raises(ConfigError, match="matches no parameter"):
     parts(1, **{f"optim__{key}": text})
 

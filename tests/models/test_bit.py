@@ -1,4 +1,4 @@
-"""vit_jax/models/bit.py against plain XLA and arithmetic, and the two layouts of vit_jax/importers/layouts/bit.py."""
+"""Tests of vit_jax/models/bit.py against a layer-by-layer formulation in NumPy and XLA."""
 
 import re
 
@@ -20,14 +20,14 @@ SMALL = {"stages": (1, 1), "width_factor": 0.5}
 
 
 def make(name="R50x1", image_size=32, channels=3, classes=5, **arguments):
-  """The shapes of a model; no number is drawn."""
+  """Returns the shapes of a model without drawing its parameters."""
   row = published.NAMES[name]
   choice = schema.bind(Choice(name, arguments), (row.make,))
   return nnx.eval_shape(lambda: row.make(image_size, channels, classes, nnx.Rngs(0), **choice.args))
 
 
 def model(**arguments):
-  """A filled model with two units."""
+  """Returns a model with two units and random parameters."""
   return modules.filled(make(**(SMALL | arguments)))
 
 
@@ -36,7 +36,7 @@ def count(module):
 
 
 def plain(module, x):
-  """Logits from the parameters, layer by layer."""
+  """Computes features and logits from the parameters, layer by layer."""
 
   def conv(x, part, stride=1, padding=0):
     kernel = standardised(part.kernel[...], "sqrt(var + 1e-10)")
@@ -64,7 +64,7 @@ def plain(module, x):
   ("sides", "stages", "factor"),
   [((32, 32), (2, 1), 0.5), ((24, 39), (1, 2), 0.5), ((17, 17), (1,), 1.0), ((9, 9), (), 1)],
 )
-def test_a_model_is_a_resnet_of_version_2_with_symmetric_padding(sides, stages, factor):
+def test_model_is_a_resnet_v2_with_symmetric_padding(sides, stages, factor):
   module = model(image_size=sides, stages=stages, width_factor=factor)
   x = np.random.default_rng(0).standard_normal((2, *sides, 3), dtype=np.float32)
   features, logits = plain(module, x)
@@ -85,7 +85,7 @@ def test_initial_logits_are_zero_and_kernels_have_unit_gain():
   np.testing.assert_allclose(std, (7 * 7 * 3) ** -0.5, rtol=0.05)
 
 
-def test_without_a_head_the_features_come_out():
+def test_model_without_a_head_returns_the_features():
   whole, headless = model(), model(classes=0)
   assert headless.head is None
   x = modules.images(32)
@@ -96,7 +96,7 @@ def test_without_a_head_the_features_come_out():
   assert found["root"].shape == (3, 8, 8, 32) and found["stages/1/0"].shape == (3, 4, 4, 256)
 
 
-def test_nothing_is_random():
+def test_outputs_do_not_depend_on_a_key():
   module = modules.compiled(model())
   x = modules.images(32)
   np.testing.assert_array_equal(module(x), module(x, jax.random.key(0)))
@@ -117,7 +117,7 @@ def test_bfloat16_computes_in_bfloat16_and_gives_finite_gradients():
 
 
 @pytest.mark.parametrize("name", published.NAMES)
-def test_every_parameter_is_in_the_sharding_table(name):
+def test_every_parameter_has_one_row_in_the_sharding_table(name):
   assert published.NAMES[name].family == "bit" and published.NAMES[name].image_size == 224
   for path, variable in nnx.to_flat_state(nnx.state(make(name))):
     path = "/".join(map(str, path))
@@ -140,11 +140,11 @@ def test_every_parameter_is_in_the_sharding_table(name):
     ({"dropout": 0.1}, r"dropout: unknown key"),
   ],
 )
-def test_mistakes_say_what_is_allowed(arguments, message):
+def test_invalid_arguments_are_errors_with_allowed_values(arguments, message):
   with pytest.raises(schema.ConfigError, match=message):
     make(**arguments)
 
 
-def test_images_of_another_size_are_refused():
+def test_images_of_another_size_are_rejected():
   with pytest.raises(ValueError, match=r"images have the shape \(16, 16, 3\).*built for \(32, 32, 3\)"):
     model()(modules.images(16))

@@ -1,4 +1,4 @@
-"""vit_jax/models/compact.py against the official code's logits, parameter counts and initial distributions."""
+"""Tests of vit_jax/models/compact.py: initial distributions, defaults and image sizes of the official code."""
 
 import jax
 import numpy as np
@@ -9,10 +9,8 @@ from vit_jax import models, schema
 
 pytestmark = pytest.mark.heavy
 
-# Numbers of parameters, by instantiating the official code: learned table, and the frozen sine table.
 
-
-def test_the_order_that_was_meant_gives_other_logits():
+def test_pre_norm_order_differs_from_the_official_order():
   x = modules.images()
   official, meant = (modules.run(modules.model("cvt_2_4_32", norm_order=order), x) for order in ("official", "pre"))
   assert np.abs(official - meant).max() > 1e-2
@@ -27,7 +25,7 @@ def test_initial_values_have_the_official_distributions():
   first, second = model.embedding.convolutions
   np.testing.assert_allclose(std(first.kernel), (2 / 27) ** 0.5, rtol=0.05)
   np.testing.assert_allclose(std(second.kernel), (2 / 576) ** 0.5, rtol=0.02)
-  # Untruncated: about 4.6 % of a normal distribution lie beyond two deviations.
+  # Not truncated: about 4.6 % of a normal distribution are more than two standard deviations from the mean.
   assert np.mean(np.abs(second.kernel[...]) > 2 * (2 / 576) ** 0.5) > 0.03
   np.testing.assert_allclose(std(model.position.table), 0.2, rtol=0.02)
   block = model.blocks[0]
@@ -40,7 +38,7 @@ def test_initial_values_have_the_official_distributions():
     assert not np.any(bias.bias[...])
 
 
-def test_vit_lite_keeps_torchs_uniform_bias_and_a_zero_class_token():
+def test_vit_lite_has_the_uniform_bias_of_torch_and_a_zero_class_token():
   model = models.create("vit_7_4_32", depth=1)
   bias, bound = model.embedding.bias[...], 1 / 48**0.5
   assert np.abs(bias).max() <= bound and np.abs(bias).max() > 0.95 * bound
@@ -49,7 +47,7 @@ def test_vit_lite_keeps_torchs_uniform_bias_and_a_zero_class_token():
   assert not np.any(model.cls[...])
 
 
-def test_defaults_are_the_official_ones():
+def test_defaults_match_the_official_code():
   bound = schema.bind(schema.Choice("cct_2_3x2_32"), (models.lookup("cct_2_3x2_32"),)).args
   assert (bound["attention_dropout"], bound["stochastic_depth"], bound["dropout"]) == (0.1, 0.1, 0.0)
   assert (bound["position"], bound["norm_order"]) == ("learned", "official")
@@ -65,12 +63,12 @@ def test_convolutional_tokenizers_take_any_image_size(name, image_size):
   assert jax.eval_shape(lambda x: models.create(name, **tiny)(x), images).shape == (2, 3)
 
 
-def test_a_patch_must_divide_the_image():
+def test_image_size_that_is_not_a_multiple_of_the_patch_is_an_error():
   with pytest.raises(schema.ConfigError, match=r"image size 30 .* patch 4; nearest image sizes: 28, 32"):
     models.create("cvt_2_4_32", image_size=30)
 
 
-def test_no_position_makes_the_model_blind_to_the_order_of_tokens():
+def test_model_without_positions_ignores_the_order_of_tokens():
   x = modules.images()
   x = np.concatenate([x, np.roll(x, 4, axis=1)])  # by one patch
   for position in ("none", "learned", "sine"):

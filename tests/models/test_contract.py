@@ -1,4 +1,4 @@
-"""vit_jax/models/contract.py: modules with the least that is required, and with attributes of another meaning."""
+"""Tests of vit_jax/models/contract.py: minimal modules, and modules with attributes of another meaning."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.heavy
 
 
 class Least(nnx.Module):
-  """Mean colour -> logits; further attributes as given."""
+  """A minimal model that maps the mean colour to logits. Keyword arguments become attributes."""
 
   def __init__(self, classes=3, **attributes):
     self.layer = nnx.Linear(3, classes, rngs=nnx.Rngs(0))
@@ -32,7 +32,7 @@ def check(module, prefix=None, classes=3):
   contract.check_outputs("own", module, 8, 3, classes, "float32", prefix or {})
 
 
-def test_newcomer_1_a_patch_size_of_a_module_does_not_cut_images():
+def test_patch_attribute_alone_does_not_enable_patch_inputs():
   assert contract.find_patch("least", Least(patch=4)) is None
   assert contract.find_patch("least", Least(patch=4, accepts_patches=True)) == 4
   assert contract.find_patch("least", Least()) is None
@@ -41,7 +41,7 @@ def test_newcomer_1_a_patch_size_of_a_module_does_not_cut_images():
   assert models.functional(models.Description(Choice("ViT-Ti/16"), 32, 3)).patch == 16
 
 
-def test_newcomer_1_a_prefix_of_another_meaning_is_refused():
+def test_prefix_of_another_type_is_an_error():
   assert contract.find_prefix("own", Least()) == {}
   assert contract.find_prefix("own", Least(prefix=nnx.data({"cls": 1}))) == {"cls": 1}
   for value in ("own/", 1, {"cls": 0}, {"cls": True}, {1: 1}):
@@ -49,13 +49,13 @@ def test_newcomer_1_a_prefix_of_another_meaning_is_refused():
       contract.find_prefix("own", Least(prefix=nnx.data(value) if isinstance(value, dict) else value))
 
 
-def test_newcomer_1_the_least_module_is_accepted():
+def test_minimal_module_is_accepted():
   check(Least())
   check(Least(), {"cls": 1})
 
 
 def returning(value):
-  """A module whose outputs are those of `value`, a function of images."""
+  """Returns a module with a method `outputs` that returns `value(images)`."""
   module = Least()
   return type("Own", (Least,), {"outputs": lambda self, images, key=None: value(images)})(), module
 
@@ -83,21 +83,21 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_newcomer_1_other_outputs_are_one_line(case):
+def test_invalid_outputs_are_an_error_of_one_line(case):
   value, problem = BAD[case]
   with pytest.raises(ConfigError, match=f"^model own: {problem}") as error:
     check(returning(value)[0])
   assert "\n" not in str(error.value)
 
 
-def test_newcomer_1_a_module_without_outputs_or_with_too_few_tokens_is_one_line():
+def test_missing_outputs_method_and_too_few_tokens_are_errors():
   with pytest.raises(ConfigError, match=r"^model own: Linear has no method outputs\(images, key\)\. Add one"):
     check(nnx.Linear(1, 1, rngs=nnx.Rngs(0)))
   with pytest.raises(ConfigError, match=r"It must be \[images, more than 64 tokens, width\]"):
     check(Least(), {"registers": 64})
 
 
-def test_newcomer_1_nothing_is_computed():
+def test_outputs_are_checked_without_computing_them():
   abstract = nnx.eval_shape(lambda: Least())
   check(abstract)
   assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in trees.flatten(nnx.state(abstract)).values())

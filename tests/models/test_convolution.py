@@ -1,4 +1,4 @@
-"""Convolution and max-pooling against NumPy and XLA's own."""
+"""Tests of convolution and max-pooling against NumPy and the operations of XLA."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def test_conv_pads_symmetrically(size, stride, padding):
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 8, 3), (1, 7, 5, 2), (1, 1, 1, 1), (2, 6, 9, 4)])
-def test_max_pool_pads_with_minus_infinity_and_has_the_right_gradient(shape):
+def test_max_pool_pads_with_minus_infinity_and_matches_numpy_gradients(shape):
   x = normal(*shape) - 5  # all negative: a border of zeros would win
   b, h, w, c = shape
   padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
@@ -49,7 +49,7 @@ def test_max_pool_pads_with_minus_infinity_and_has_the_right_gradient(shape):
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 8, 3), (1, 7, 5, 2)])
-def test_max_pool_has_xlas_own_gradient_where_maxima_tie(shape):
+def test_max_pool_gradient_matches_xla_if_maxima_tie(shape):
   def own(x):
     border = ((0, 0), (1, 1), (1, 1), (0, 0))
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), border)
@@ -61,7 +61,7 @@ def test_max_pool_has_xlas_own_gradient_where_maxima_tie(shape):
 
 
 @pytest.mark.parametrize("side", [8, 9])
-def test_max_pool_same_is_that_of_xla_in_value_and_gradient(side):
+def test_max_pool_same_matches_xla_in_value_and_gradient(side):
   def own(x):
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
 
@@ -89,7 +89,7 @@ def test_max_pool_same_is_that_of_xla_in_value_and_gradient(side):
     (5, 3, "same", 7),
   ],
 )
-def test_both_ways_to_convolve_agree_in_value_and_gradient(size, stride, padding, side, groups):
+def test_conv_matches_xla_in_value_and_gradient(size, stride, padding, side, groups):
   x, kernel = normal(2, side, side, 4), normal(size, size, 4 // groups, 4)
 
   def native(x, kernel):

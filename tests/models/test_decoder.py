@@ -1,4 +1,4 @@
-"""The decoder of a masked autoencoder beside loops that put tokens where they belong."""
+"""Tests of the masked autoencoder's decoder against NumPy loops that place each token at its patch."""
 
 import dataclasses
 
@@ -24,11 +24,11 @@ DECODER = decoder.Decoder(
   scan=False,
   remat="none",
 )
-ORDER = np.array([[4, 1, 0, 2, 3, 5], [2, 5, 1, 0, 4, 3]])  # of which two are seen
+ORDER = np.array([[4, 1, 0, 2, 3, 5], [2, 5, 1, 0, 4, 3]])  # the first two patches of each row are visible
 
 
 def params():
-  """Drawn ones, all of them other than zero and one."""
+  """Returns initial parameters plus noise, so that zeros and ones do not hide errors."""
   values = DECODER.init(jax.random.key(0))
   return {path: value + 0.1 * jax.random.normal(jax.random.key(i), value.shape)
           for i, (path, value) in enumerate(values.items())}  # fmt: skip
@@ -61,7 +61,7 @@ def mlp(x, values, path):
 
 
 def by_hand(values, seen, order):
-  """Of one image: tokens with a prefix in front -> what is predicted of each patch."""
+  """Computes the predictions of all patches of one image from its prefix tokens and visible tokens."""
   values = {path.removeprefix("task/decoder/"): np.asarray(value, np.float64) for path, value in values.items()}
   x = np.asarray(seen, np.float64) @ values["embedding/kernel"] + values["embedding/bias"]
   prefix, patches = len(x) - 2, []
@@ -76,14 +76,14 @@ def by_hand(values, seen, order):
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 3])
-def test_tokens_stand_where_their_patches_are_and_mask_tokens_elsewhere(prefix):
+def test_visible_tokens_keep_their_places_and_mask_tokens_fill_the_rest(prefix):
   values, seen = params(), tokens(prefix)
   got = DECODER(values, seen, jnp.asarray(ORDER[:, :2]), jnp.argsort(ORDER, axis=1))
   expected = [by_hand(values, seen[i], ORDER[i]) for i in range(2)]
   np.testing.assert_allclose(got, expected, atol=1e-4)
 
 
-def test_scanned_and_computed_again_it_is_the_same():
+def test_scanning_and_rematerialisation_do_not_change_predictions():
   values, seen = params(), tokens(1)
   arguments = (seen, jnp.asarray(ORDER[:, :2]), jnp.argsort(ORDER, axis=1))
   scanned = dataclasses.replace(DECODER, scan=True, remat="full")

@@ -1,4 +1,4 @@
-"""Descriptions of models: what they say, in one line, as flags and as JSON."""
+"""Tests of model descriptions: as one line, as flags and as JSON."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 
 
-def test_a_description_survives_json():
+def test_description_survives_a_json_round_trip():
   description = Description(Choice("ViT-S/8", {"depth": 2, "stages": (1, 2)}), (64, 128), 3)
   again = Description.from_json(description.to_json())
   assert again.bind() == description.bind() and again.image_size == (64, 128)
@@ -17,23 +17,23 @@ def test_a_description_survives_json():
   "values",
   [None, {}, {"model": {"name": "ViT-S/8"}, "image_size": -1, "classes": 1, "channels": 3}, {"model": 3}, [1, 2]],
 )
-def test_what_is_no_description_is_refused(values):
+def test_invalid_json_values_are_an_error(values):
   with pytest.raises(ConfigError, match="does not describe a model"):
     models.Description.from_json(values)
 
 
-def test_words_of_before_are_read():
+def test_arguments_of_older_versions_are_read():
   values = {"model": {"name": "ViT-S/8", "head": "gap"}, "image_size": 32, "classes": 3, "channels": 3}
   assert Description.from_json(values) == Description(Choice("ViT-S/8", {"pool": "gap"}), 32, 3)
 
 
-def test_a_line_and_flags_say_what_makes_another_model_than_the_name():
+def test_line_and_flags_list_arguments_that_change_the_model():
   description = Description(Choice("ViT-S/8", {"depth": 2, "stages": (1, 2), "dropout": 0.1, "gelu": "tanh"}), 32, 0)
   assert str(description) == "ViT-S/8, stages=(1, 2), depth=2 (32 px, no classes)"
   assert description.flags() == "--config.model.name=ViT-S/8 --config.model.stages='(1,2)' --config.model.depth=2"
 
 
-def test_a_choice_in_a_model_is_said_with_its_arguments():
+def test_line_and_flags_show_the_arguments_of_an_inner_choice():
   description = Description(Choice("ViT-S/8", {"rotary": Choice("mixed", {"temperature": 3.0})}), 32, 0)
   assert str(description) == "ViT-S/8, position.rotary=mixed (temperature=3.0) (32 px, no classes)"
   assert description.flags().endswith(
@@ -41,7 +41,7 @@ def test_a_choice_in_a_model_is_said_with_its_arguments():
   )
 
 
-def test_a_model_layer_by_layer_is_not_scanned():
+def test_unscan_removes_the_scan_argument():
   description = Description(Choice("ViT-S/8", {"scan": True, "depth": 2}), 32, 3)
   assert description.unscan() == Description(Choice("ViT-S/8", {"depth": 2}), 32, 3)
 
@@ -54,7 +54,7 @@ def test_equal_descriptions_have_equal_hashes():
 @pytest.mark.parametrize(
   "change", [{"classes": 1e400}, {"classes": "3"}, {"channels": True}, {"image_size": "32"}, {"image_size": [1, 2, 3]}]
 )
-def test_sizes_of_other_types_are_refused(change):
+def test_sizes_of_other_types_are_an_error(change):
   values = {"model": {"name": "ViT-S/8"}, "image_size": 32, "classes": 3, "channels": 3}
   with pytest.raises(ConfigError, match="does not describe a model"):
     Description.from_json(values | change)

@@ -1,4 +1,4 @@
-"""vit_jax/models/differential.py, in attention, against NumPy written from the definition."""
+"""Tests of vit_jax/models/differential.py inside attention, against the NumPy definition."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ WIDTH, HEADS, SIZE = 24, 3, 8
 
 
 @pytest.mark.parametrize("number", [0, 5])
-def test_a_head_takes_its_second_half_away_from_its_first(number):
+def test_head_subtracts_the_map_of_its_second_half(number):
   def made(rngs):
     kernel = Differential(SIZE, dtype=F32)
     return Attention(WIDTH, HEADS, kernel=kernel, out_bias=False, dtype=F32, rngs=rngs)
@@ -48,7 +48,7 @@ def test_a_head_takes_its_second_half_away_from_its_first(number):
 
 
 @pytest.mark.parametrize("arguments", [{"norm_order": "parallel"}, {"qk_norm": "rms", "rotary": Choice("axial")}])
-def test_blocks_know_their_number_scanned_or_not(arguments):
+def test_blocks_depend_on_their_number_scanned_or_not(arguments):
   plain, scanned = (
     modules.model(differential=True, **arguments, **how) for how in ({}, {"scan": True, "remat": "full"})
   )
@@ -70,6 +70,6 @@ def test_blocks_know_their_number_scanned_or_not(arguments):
     ),
   ],
 )
-def test_what_has_no_halves_is_refused(arguments, says):
+def test_fused_kernel_and_odd_head_sizes_are_errors(arguments, says):
   with pytest.raises(ConfigError, match=says):
     models.functional(models.Description(Choice("ViT-Ti/8", {"differential": True} | arguments), 16, 5)).shapes()

@@ -1,4 +1,4 @@
-"""EfficientNet: published counts, a second formulation in PyTorch on timm's names, and the reader of these names."""
+"""Tests of EfficientNet against a formulation in PyTorch that reads tensors by timm's names."""
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,18 @@ from vit_jax.schema import Choice, ConfigError
 
 pytestmark = pytest.mark.heavy
 
-# Shortcuts in blocks with and without expansion, kernels of both sizes; 24 px give sides of 12, 6 and 3.
+# Contains shortcuts in blocks with and without expansion, and kernels of both sizes. 24 px give sides of 12, 6 and 3.
 SHRUNK = {"width_factor": 0.3, "stages": (2, 1, 2)}
 KEY = jax.random.key(0)
 
 
 def shapes(name="efficientnet_b0", image_size=24, classes=5, **arguments):
-  """A model without values."""
+  """Returns a model with shapes instead of values."""
   return nnx.eval_shape(lambda: models.create(name, image_size, classes=classes, **arguments))
 
 
 def shrunk(name="efficientnet_b0", **arguments):
-  """A small model with noise in everything, whose variances are positive."""
+  """Returns a small model with random parameters and positive running variances."""
   model = modules.filled(shapes(name, **(SHRUNK | arguments)))
   for _, module in nnx.iter_modules(model):
     if isinstance(module, BatchNorm):
@@ -41,12 +41,12 @@ def described(model_name, **arguments):
 
 
 def exported(model_name, values):
-  """Values by our paths -> tensors by timm's names."""
+  """Converts values by path to tensors by timm's names."""
   return importers.export_tensors({path: np.asarray(v) for path, v in values.items()}, described(model_name), "timm")
 
 
 def reference(torch, tensors, images, same, eps, training):
-  """The network on timm's names; training moves the running averages in `tensors`."""
+  """Computes logits from tensors by timm's names. Training updates the running averages in `tensors`."""
   function = torch.nn.functional
 
   def convolution(x, name, stride=1, groups=1):
@@ -93,7 +93,7 @@ KINDS = pytest.mark.parametrize(
 
 
 def in_torch(torch, name, model, images):
-  """The model's tensors by timm's names and the images, as PyTorch has them."""
+  """Returns the model's tensors by timm's names, and the images in PyTorch's layout."""
   tensors = {
     key: torch.tensor(value, requires_grad="running" not in key)
     for key, value in exported(name, trees.flatten(nnx.state(model))).items()
@@ -102,7 +102,7 @@ def in_torch(torch, name, model, images):
 
 
 @KINDS
-def test_logits_are_those_of_pytorch(name, same, eps):
+def test_logits_match_pytorch(name, same, eps):
   torch = pytest.importorskip("torch")
   model, images = shrunk(name), modules.images(24, 4)
   expected = reference(torch, *in_torch(torch, name, model, images), same, eps, training=False)
@@ -110,7 +110,7 @@ def test_logits_are_those_of_pytorch(name, same, eps):
 
 
 @KINDS
-def test_training_has_the_logits_gradients_and_running_averages_of_pytorch(name, same, eps):
+def test_training_matches_pytorch_in_logits_gradients_and_averages(name, same, eps):
   torch = pytest.importorskip("torch")
   model = shrunk(name, dropout=0.0, stochastic_depth=0.0, momentum=0.1)
   images, weights = modules.images(24, 4), np.random.default_rng(1).standard_normal((4, 5), dtype=np.float32)
@@ -137,11 +137,11 @@ def test_training_has_the_logits_gradients_and_running_averages_of_pytorch(name,
 # The module.
 
 
-def test_padding_makes_a_difference_only_where_it_is_not_symmetric():
+def test_padding_modes_differ_only_if_the_padding_is_asymmetric():
   one, other = shrunk(padding="symmetric"), shrunk(padding="same")
   images = modules.images(24)
   assert np.abs(modules.run(one, images) - modules.run(other, images)).max() > 1e-3
-  # On odd sides a stride of 2 needs as much padding on both ends: 25 gives 13, 7 and 4 pixels after each stride.
+  # On odd sides, a stride of 2 needs equal padding on both ends: 25 becomes 13, 7 and 4 pixels after each stride.
   one, other = (
     shrunk(padding="symmetric", image_size=25, stages=(1, 1)),
     shrunk(padding="same", image_size=25, stages=(1, 1)),
@@ -151,14 +151,14 @@ def test_padding_makes_a_difference_only_where_it_is_not_symmetric():
   )
 
 
-def test_half_precision_is_near_and_gives_float32():
+def test_bfloat16_is_close_and_returns_float32():
   images = modules.images(24, 8)
   half, whole = modules.run(shrunk(dtype="bfloat16"), images), modules.run(shrunk(), images)
   assert half.dtype == np.float32
   assert np.abs(half - whole).max() < 0.1 * np.abs(whole).max()
 
 
-def test_without_classes_the_result_is_what_would_go_into_the_head():
+def test_model_without_classes_returns_the_input_of_the_head():
   model = shrunk(classes=0)
   features, found = models.capture(model, "pre_logits", "features", "stages/*/*")(modules.images(24))
   assert features.shape == (3, 384) and features.dtype == np.float32
@@ -167,7 +167,7 @@ def test_without_classes_the_result_is_what_would_go_into_the_head():
   assert [found[f"stages/{i}/{j}"].shape[1] for i, j in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1))] == [12, 12, 6, 3, 3]
 
 
-def test_images_may_be_oblong_and_of_any_channels():
+def test_images_may_be_rectangular_with_any_number_of_channels():
   model = modules.filled(shapes(image_size=(16, 32), channels=1, **SHRUNK))
   assert modules.run(model, np.zeros((2, 16, 32, 1), np.float32)).shape == (2, 5)
   with pytest.raises(ValueError, match="the model was built for"):
@@ -177,7 +177,7 @@ def test_images_may_be_oblong_and_of_any_channels():
 @pytest.mark.parametrize(
   "rates", [{"stochastic_depth": 0.9, "dropout": 0.0}, {"stochastic_depth": 0.0, "dropout": 0.9}]
 )
-def test_dropping_depends_on_the_key_and_on_nothing_else(rates):
+def test_dropout_and_stochastic_depth_depend_only_on_the_key(rates):
   model, calm = shrunk(**rates), shrunk(stochastic_depth=0.0, dropout=0.0)
   run, still = modules.compiled(model), modules.compiled(calm)
   images, keys = modules.images(24, 8), (jax.random.key(1), jax.random.key(2))
@@ -188,7 +188,7 @@ def test_dropping_depends_on_the_key_and_on_nothing_else(rates):
   np.testing.assert_array_equal(run(images), still(images))
 
 
-def test_initial_values_have_the_distributions_of_the_original():
+def test_initial_values_have_the_distributions_of_the_original_code():
   model = models.create("efficientnet_b0", 32, stages=(1, 1), classes=100)
   block = model.stages[1][0]
   for kernel, fan in (
@@ -206,6 +206,6 @@ def test_initial_values_have_the_distributions_of_the_original():
 
 
 @pytest.mark.parametrize("stages", [(), (1,) * 8])
-def test_more_stages_than_there_are_is_an_error(stages):
+def test_number_of_stages_out_of_range_is_an_error(stages):
   with pytest.raises(ConfigError, match="Allowed: 1 to 7 numbers of blocks"):
     shapes(stages=stages)

@@ -1,4 +1,4 @@
-"""Checks for NaN and infinite values: flags per image, errors that name the place, and weights on host and devices."""
+"""Tests of checks for NaN and infinite values, in the outputs of each image and in weights on host and devices."""
 
 import jax
 import ml_dtypes
@@ -15,7 +15,7 @@ VALUES = [np.nan, np.inf, -np.inf]
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a2_an_image_is_flagged_if_any_of_its_values_is_not_finite(value, dtype):
+def test_image_with_a_value_that_is_not_finite_is_flagged(value, dtype):
   logits = np.ones((4, 3), dtype)
   logits[2, 1] = value
   flags = jax.device_get(finite.compute_flags({"logits": logits, "best": np.zeros((4, 5), np.int32)}))
@@ -23,7 +23,7 @@ def test_a2_an_image_is_flagged_if_any_of_its_values_is_not_finite(value, dtype)
   np.testing.assert_array_equal(flags["finite/logits"], [True, True, False, True])
 
 
-def test_a2_the_first_image_and_its_output_are_named():
+def test_error_names_the_first_image_and_its_output():
   rows = {"best": np.arange(3), "finite/loss": np.array([1, 0, 0], bool), "finite/logits": np.array([1, 1, 0], bool)}
   with pytest.raises(NotFiniteError, match=r"image 'photo 17': output 'logits' is not finite"):
     finite.check_flags(rows, np.array([3, 9, 17]), "photo {}".format)
@@ -33,7 +33,7 @@ def test_a2_the_first_image_and_its_output_are_named():
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("place", [np.asarray, jax.numpy.asarray], ids=["host", "device"])
-def test_a2_the_first_weight_that_is_not_finite_is_named(value, place):
+def test_error_names_the_first_weight_that_is_not_finite(value, place):
   good, bad = np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)
   bad[1, 2] = value
   finite.check_weights({"a": place(good)})

@@ -1,4 +1,4 @@
-"""FLOPs against XLA's count, where XLA counts right, and by hand."""
+"""Tests of counted FLOPs against a count by hand. XLA's count is right only for programs without loops."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from vit_jax.models import flops
 
 
-def test_flops_equal_xlas_count_where_nothing_loops():
+def test_flops_without_loops_equal_the_count_by_hand():
   def network(x, kernel, w):
     y = jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     return jnp.einsum("bhwc,cd->bd", y, w)
@@ -16,7 +16,7 @@ def test_flops_equal_xlas_count_where_nothing_loops():
   assert flops.count_flops(network, *shapes) in (by_hand, by_hand - 2 * (4 * 8 * 8 - 4) * 32 * 10)
 
 
-def test_flops_count_every_turn_of_a_loop():
+def test_flops_count_every_iteration_of_a_loop():
   w = jax.ShapeDtypeStruct((7, 16, 16), jnp.float32)
   x = jax.ShapeDtypeStruct((4, 16), jnp.float32)
 

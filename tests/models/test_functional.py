@@ -1,4 +1,4 @@
-"""A model as pure functions equals the module that it is made of."""
+"""Tests that a model as pure functions equals the module that it is built from."""
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ def images():
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_initial_parameters_are_those_of_the_module(scan):
+def test_initial_parameters_equal_those_of_the_module(scan):
   arguments = TINY | {"scan": scan}
   model = models.functional(VIT.replace(model=Choice("ViT-S/16", arguments)))
   module = models.create("ViT-S/16", 32, classes=5, rngs=rng.Keys(jax.random.key(3)), **arguments)
@@ -34,7 +34,7 @@ def test_initial_parameters_are_those_of_the_module(scan):
   np.testing.assert_array_equal(again(images()), module(images()))
 
 
-def test_statistics_come_back_and_move_in_training_only():
+def test_statistics_are_returned_and_change_only_in_training():
   model = models.functional(NET)
   params = model.init(jax.random.key(0))
   assert model.statistics == {path for path in params if path.endswith(("/mean", "/var"))}
@@ -45,19 +45,19 @@ def test_statistics_come_back_and_move_in_training_only():
   assert not any(np.array_equal(moved[path], params[path]) for path in moved)
 
 
-def test_a_mesh_does_not_change_the_output_and_constrains_the_stream():
+def test_mesh_constrains_activations_without_changing_the_output():
   model = models.functional(VIT)
   params = model.init(jax.random.key(0))
   sharded = model.on(sharding.make_mesh(config.Mesh(data=8), jax.devices()))
   jaxprs = [str(jax.make_jaxpr(one.outputs)(params, images())) for one in (model, sharded)]
   constrained = [text.count("sharding_constraint") for text in jaxprs]
-  assert constrained[0] == 0 and constrained[1] >= 2  # once a block
+  assert constrained[0] == 0 and constrained[1] >= 2  # once per block
   np.testing.assert_allclose(
     jax.jit(sharded.outputs)(params, images())[0].logits, model.outputs(params, images())[0].logits, atol=1e-5
   )
 
 
-def test_equal_descriptions_share_a_model_and_a_mistake_is_an_error():
+def test_equal_descriptions_share_a_model_and_unknown_keys_are_errors():
   spelled_out = VIT.bind()
   assert models.functional(VIT) is models.functional(spelled_out)
   with pytest.raises(ConfigError, match=r"model\.widht: unknown key .* Did you mean 'width'"):

@@ -1,4 +1,4 @@
-"""vit_jax/models/fused.py: the same function of the same weights as attention without the kernel."""
+"""Tests that attention with the kernel of vit_jax/models/fused.py equals attention without the kernel."""
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,8 @@ PLACED = {
 
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("arguments", PLACED.values(), ids=list(PLACED))
-def test_the_kernel_takes_queries_and_keys_that_are_normalised_and_turned(arguments, scan):
-  """Their biases then change something: that of the key too."""
+def test_kernel_supports_normalised_and_rotated_queries_and_keys(arguments, scan):
+  """With norms and rotations, the biases of queries and keys change the output. This includes the key's bias."""
   arguments = dict(depth=2, width=64, heads=2, scan=scan, pool="gap", **arguments)
   plain = modules.model(**arguments)
   fused = nnx.merge(
@@ -56,8 +56,8 @@ def test_the_kernel_takes_queries_and_keys_that_are_normalised_and_turned(argume
 
 
 @pytest.mark.parametrize("heads", [2, 4])
-def test_the_kernel_is_the_same_function_of_the_same_weights(heads):
-  """And so are all gradients, which the kernel sums over rows by itself. The key's bias has none in either."""
+def test_kernel_matches_plain_attention_in_value_and_gradients(heads):
+  """All gradients agree too. The kernel sums them over rows by itself. The key's bias has a zero gradient in both."""
   make = dict(width=32 * heads, heads=heads, dtype=F32)
   plain = modules.layer(lambda rngs: Attention(**make, rngs=rngs), std=0.1)
   fused = nnx.merge(
@@ -72,7 +72,7 @@ def test_the_kernel_is_the_same_function_of_the_same_weights(heads):
     np.testing.assert_allclose(found[path][...], gradient[...], atol=1e-3, err_msg=str(path))
 
 
-def test_the_kernel_runs_on_each_device_s_rows_and_heads():
+def test_kernel_runs_on_the_rows_and_heads_of_each_device():
   grid = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices())
   module = modules.layer(lambda rngs: Attention(64, 4, kernel=Fused(), dtype=F32, rngs=rngs), std=0.1)
   x = normal(8, 5, 64)
@@ -93,6 +93,6 @@ def test_the_kernel_runs_on_each_device_s_rows_and_heads():
     ({"attention": "fused", "position": "relative"}, "attention 'fused' does not support position 'relative'"),
   ],
 )
-def test_what_the_kernel_cannot_do_is_an_error(arguments, says):
+def test_options_that_the_kernel_does_not_support_are_errors(arguments, says):
   with pytest.raises(schema.ConfigError, match=says):
     models.create("ViT-Ti/8", 16, classes=3, depth=1, **arguments)

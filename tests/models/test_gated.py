@@ -1,4 +1,4 @@
-"""vit_jax/models/gated.py, in attention, against NumPy written from the definition, and in training."""
+"""Tests of vit_jax/models/gated.py: inside attention against the NumPy definition, and in training."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ F32 = jnp.dtype("float32")
 WIDTH, HEADS = 12, 3
 
 
-def test_the_gate_multiplies_each_channel_of_each_head():
+def test_gate_multiplies_each_channel_of_each_head():
   gate = Gate(WIDTH, HEADS, Norm("layer", 1e-6, F32), F32)
   module = modules.layer(lambda rngs: Attention(WIDTH, HEADS, output=gate, dtype=F32, rngs=rngs))
   x = np.random.default_rng(0).standard_normal((2, 5, WIDTH), np.float32)
@@ -38,7 +38,7 @@ def test_the_gate_multiplies_each_channel_of_each_head():
 
 
 @pytest.mark.parametrize("how", [{"scan": True, "remat": "projections"}, {"attention": {"name": "fused"}}], ids=str)
-def test_a_gated_model_is_the_same_function_scanned_or_fused(how):
+def test_gated_model_computes_the_same_if_scanned_or_fused(how):
   gated = {"width": 64, "heads": 2, "depth": 2, "attention": {"output": "gated"}}
   attention = {"attention": {"output": "gated"} | how.get("attention", {})}
   plain, other = modules.model(**gated), modules.model(**(gated | how | attention))
@@ -54,7 +54,7 @@ SMALL = {
 
 
 def train(devices, **changes):
-  """Returns the losses of all steps, and the last parameters."""
+  """Returns the losses of all steps, and the final parameters."""
   prepare_dataset("digits")
   parts = build.build(runs.run(small=SMALL, **changes), jax.devices()[:devices])
   step, state, losses = parts.compile(), parts.init(), []
@@ -66,7 +66,7 @@ def train(devices, **changes):
 
 
 @pytest.mark.long
-def test_a_gated_model_trains_the_same_on_a_mesh():
+def test_gated_model_trains_the_same_on_a_mesh():
   losses, params = train(1)
   meshed, other = train(8, mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
   assert losses[-1] < losses[0]

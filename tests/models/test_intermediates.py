@@ -1,4 +1,4 @@
-"""vit_jax/models/intermediates.py: every intermediate by name, without a trace when nobody asks."""
+"""Tests of vit_jax/models/intermediates.py: captures intermediates by name, and records none without a capture."""
 
 import threading
 
@@ -31,7 +31,7 @@ def test_scanned_and_unrolled_layers_give_the_same_names_and_values(pair):
     np.testing.assert_allclose(value, found[1][name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-def test_what_is_captured_is_what_the_model_computed(pair):
+def test_captured_values_are_those_that_the_model_computed(pair):
   model = pair[0]
   logits, found = models.capture(model, "logits", "features", r"blocks/\d/attention/weights", "blocks/[12]/out")(
     modules.images()
@@ -66,19 +66,19 @@ def test_capture_composes_with_gradients(pair):
   )
 
 
-def test_the_pool_has_a_scope_of_its_own():
+def test_intermediates_of_the_pool_have_their_own_prefix():
   _, found = models.capture(modules.model(pool="map", depth=1), "pool/.*")(modules.images())
   assert found["pool/attention/weights"].shape == (3, 2, 1, 16)
   _, found = models.capture(modules.model(pool="seqpool", depth=1), "pool/weights")(modules.images())
   assert found["pool/weights"].shape == (3, 16)
 
 
-def test_a_pattern_that_matches_nothing_lists_the_names(pair):
+def test_pattern_without_a_match_is_an_error_with_the_names(pair):
   with pytest.raises(schema.ConfigError, match=r"'blocks/9/out'\. Did you mean 'blocks/\d/out'\? Allowed: embedding, "):
     models.capture(pair[1], "blocks/9/out")(modules.images())
 
 
-def test_a_compiled_function_is_refused_with_the_right_order(pair):
+def test_compiled_function_is_an_error_that_shows_the_right_order(pair):
   compiled = jax.jit(lambda x: pair[0](x))
   with pytest.raises(schema.ConfigError, match=r"jax\.jit\(capture\("):
     models.capture(compiled, "tokens")(modules.images())
@@ -87,12 +87,12 @@ def test_a_compiled_function_is_refused_with_the_right_order(pair):
     models.capture(compiled, "tokens")(modules.images())
 
 
-def test_a_model_called_twice_is_refused(pair):
+def test_model_called_twice_in_a_capture_is_an_error(pair):
   with pytest.raises(schema.ConfigError, match="recorded twice"):
     models.capture(lambda x: pair[0](x) + pair[0](x), "tokens")(modules.images())
 
 
-def test_without_a_capture_nothing_is_kept_and_threads_do_not_see_each_other(pair):
+def test_calls_in_another_thread_are_not_captured(pair):
   model, seen = pair[0], []
 
   def inner(x):
@@ -106,7 +106,7 @@ def test_without_a_capture_nothing_is_kept_and_threads_do_not_see_each_other(pai
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_e5_layers_keep_their_numeric_order_through_transformations(scan):
+def test_layers_keep_their_numeric_order_through_transformations(scan):
   model = modules.model(scan=scan, depth=12)
   captured = models.capture(model, "blocks/*/out", "blocks/*/attention/weights")
   _, inside = captured(modules.images())

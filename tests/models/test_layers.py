@@ -1,4 +1,4 @@
-"""vit_jax/models/layers.py against NumPy written from the definitions."""
+"""Tests of vit_jax/models/layers.py against NumPy formulas."""
 
 import math
 
@@ -28,7 +28,7 @@ def norm(x, scale, bias, eps):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_dropout_drops_the_rate_and_keeps_the_mean(dtype):
+def test_dropout_drops_at_the_rate_and_scales_the_rest(dtype):
   x = jnp.ones((400, 500), dtype)
   y = layers.dropout(x, 0.3, jax.random.key(0))
   assert y.dtype == x.dtype
@@ -47,14 +47,14 @@ def test_drop_path_drops_whole_examples_and_keeps_the_expectation():
   np.testing.assert_allclose(y.mean(), x.mean(), rtol=0.02)
 
 
-def test_drop_path_draws_the_same_for_a_traced_rate():
+def test_drop_path_gives_the_same_result_for_a_traced_rate():
   x, key = jnp.asarray(normal(512, 4)), jax.random.key(3)
   traced = jax.jit(layers.drop_path)(x, np.float32(0.1), key)
   np.testing.assert_allclose(traced, layers.drop_path(x, np.float32(0.1), key), rtol=1e-6)
   np.testing.assert_allclose(jax.jit(layers.drop_path)(x, np.float32(0), key), x)
 
 
-def test_layer_norm_has_the_biased_variance_and_float32_statistics():
+def test_layer_norm_uses_the_biased_variance_and_float32_statistics():
   module = modules.layer(lambda rngs: layers.LayerNorm(32, eps=1e-2, dtype=jnp.dtype("bfloat16")))
   x = normal(4, 32) * 0.1 + 300  # in bfloat16 the mean of squares would lose all digits
   expected = norm(x, module.scale[...], module.bias[...], 1e-2)
@@ -64,7 +64,7 @@ def test_layer_norm_has_the_biased_variance_and_float32_statistics():
 
 
 @pytest.mark.parametrize("gelu", ["erf", "tanh"])
-def test_mlp_is_its_definition(gelu):
+def test_mlp_matches_its_numpy_definition(gelu):
   module = modules.layer(lambda rngs: layers.Mlp(6, 10, gelu=gelu, dtype=F32, rngs=rngs))
   x = normal(2, 3, 6)
   h = x @ np.asarray(module.up.kernel[...]) + module.up.bias[...]
@@ -77,7 +77,7 @@ def test_mlp_is_its_definition(gelu):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gelu_and_its_slope_are_those_of_the_normal_distribution(dtype):
+def test_gelu_and_its_slope_match_the_normal_distribution(dtype):
   x = jnp.linspace(-9, 9, 4001).astype(dtype)
   wide = np.asarray(x, np.float64)
   below = scipy.stats.norm.cdf(wide)
@@ -99,7 +99,7 @@ def test_linear_initialises_its_kernel_as_one_matrix():
   assert seen == [(12, 12)]
 
 
-def test_rms_norm_is_its_definition_with_float32_statistics():
+def test_rms_norm_matches_its_definition_with_float32_statistics():
   module = modules.layer(lambda rngs: layers.RMSNorm(6, eps=1e-5, dtype=jnp.dtype("bfloat16")))
   x = np.random.default_rng(0).standard_normal((3, 6)).astype(ml_dtypes.bfloat16)
   exact = x.astype(np.float64)
@@ -110,7 +110,7 @@ def test_rms_norm_is_its_definition_with_float32_statistics():
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_swiglu_is_its_definition(normed):
+def test_swiglu_matches_its_numpy_definition(normed):
   norm = layers.LayerNorm(10, eps=1e-6, dtype=jnp.dtype("float32")) if normed else None
   module = modules.layer(lambda rngs: layers.SwiGLU(6, 10, norm=norm, dtype=jnp.dtype("float32"), rngs=rngs))
   x = np.random.default_rng(0).standard_normal((2, 3, 6)).astype(np.float32)

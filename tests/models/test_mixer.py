@@ -1,4 +1,4 @@
-"""MLP-Mixer against its definition in NumPy and published parameter counts; its files, read and written."""
+"""Tests of the MLP-Mixer against its definition in NumPy, and of its gradients under scanning and dropout."""
 
 import math
 
@@ -19,7 +19,7 @@ SIZE = {"width": 12, "depth": 2, "token_hidden": 10, "hidden": 14}
 
 
 def shapes(classes=5, **arguments):
-  """A model of 16 patches of 4 x 4, which compile much faster than published patches."""
+  """Returns the shapes of a model with 16 patches of 4 x 4 pixels, which compiles faster than published patches."""
   return nnx.eval_shape(lambda: mixer.mixer(published.SIZES["S"], 4, 16, 3, classes, nnx.Rngs(0), **(SIZE | arguments)))
 
 
@@ -41,7 +41,7 @@ def gelu(x, form):
 
 
 @pytest.mark.parametrize("form", ["tanh", "erf"])
-def test_a_block_mixes_places_in_every_channel_then_channels_in_every_place(form):
+def test_block_mixes_tokens_then_channels(form):
   def build(rngs):
     norms = (layers.LayerNorm(6, eps=1e-2, dtype=jnp.float32) for _ in range(2))
     mlp = {"gelu": form, "dtype": jnp.float32, "rngs": rngs}
@@ -58,7 +58,7 @@ def test_a_block_mixes_places_in_every_channel_then_channels_in_every_place(form
   np.testing.assert_allclose(modules.run(block, x), y, atol=2e-5)
 
 
-def test_logits_are_the_head_of_the_mean_of_the_normalised_places():
+def test_head_reads_the_mean_of_the_normalised_tokens():
   model, x = tiny(), modules.images()
   logits, found = jax.jit(models.capture(model, "encoded", "pre_logits"))(x)
   assert found["encoded"].shape == (3, 16, 12)
@@ -67,7 +67,7 @@ def test_logits_are_the_head_of_the_mean_of_the_normalised_places():
   np.testing.assert_array_equal(modules.run(tiny(classes=0), x).shape, (3, 12))
 
 
-def test_defaults_are_those_of_the_code_that_a_name_belongs_to():
+def test_defaults_match_the_code_that_published_the_name():
   for name, form in (("Mixer-L/16", "tanh"), ("mixer_l16_224", "erf")):
     bound = schema.bind(schema.Choice(name), (models.lookup(name),)).args
     assert (bound["gelu"], bound["eps"], bound["dropout"], bound["stochastic_depth"]) == (form, 1e-6, 0.0, 0.0)
@@ -83,7 +83,7 @@ def test_initial_values_have_the_published_distributions():
   assert not np.any(model.head.kernel[...]) and not np.any(model.head.bias[...])
 
 
-def test_both_mlps_announce_their_parts_under_names_of_their_own():
+def test_intermediates_of_both_mlps_have_different_names():
   for scan in (False, True):
     _, found = jax.jit(models.capture(tiny(scan=scan), "blocks/1/.*"))(modules.images())
     assert {name: value.shape for name, value in found.items()} == {
@@ -99,7 +99,7 @@ DROP = {"dropout": 0.2, "stochastic_depth": 0.4}
 
 
 def value_and_gradients(listed, **arguments):
-  """Logits, and gradients by per-layer path, of the weights of `listed` under one dropout key."""
+  """Returns logits, and gradients by per-layer path, of the weights of `listed` under one dropout key."""
   scan = arguments.get("scan", False)
   model = shapes(**(DROP | arguments))
   model = modules.stacked(listed, model) if scan else nnx.merge(nnx.graphdef(model), nnx.state(listed))
@@ -118,7 +118,7 @@ def value_and_gradients(listed, **arguments):
 
 
 @pytest.mark.long
-def test_scanning_and_rematerialisation_change_no_number():
+def test_scanning_and_rematerialisation_do_not_change_results():
   listed = tiny(**DROP)
   logits, gradients = value_and_gradients(listed)
   largest = max(np.abs(gradient).max() for gradient in gradients.values())
@@ -132,7 +132,7 @@ def test_scanning_and_rematerialisation_change_no_number():
 
 
 @pytest.mark.long
-def test_policies_of_rematerialisation_treat_both_mlps_alike():
+def test_rematerialisation_policies_treat_both_mlps_alike():
   def matrix_products(remat):
     graph, params = nnx.split(tiny(scan=True, remat=remat))
     function = jax.grad(lambda params, x: nnx.merge(graph, params)(x).sum())
@@ -140,11 +140,11 @@ def test_policies_of_rematerialisation_treat_both_mlps_alike():
 
   products = {remat: matrix_products(remat) for remat in stack.POLICIES}
   again = {remat: number - products["none"] for remat, number in products.items()}
-  # A layer multiplies four times, and no gradient needs the last result.
+  # A layer has four matrix products. No gradient needs the result of the last one.
   assert again == {"none": 0, "full": 3, "dots": 0, "projections": 0, "attention": 3, "mlp": 0}
 
 
-def test_dropout_needs_a_key_and_follows_from_it():
+def test_dropout_needs_a_key_and_depends_only_on_it():
   x, one, two = modules.images(), *(jax.random.key(seed, impl="rbg") for seed in (1, 2))
   plain = modules.run(tiny(), x)
   for arguments in ({"dropout": 0.3}, {"stochastic_depth": 0.5}):
@@ -165,7 +165,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
   assert 0 < np.abs(expected - logits).max() < 0.1 * np.abs(expected).max()
 
 
-def test_mistakes_say_what_is_allowed():
+def test_invalid_arguments_are_errors_with_allowed_values():
   with pytest.raises(schema.ConfigError, match=r"image size 30 .* patch 16; nearest image sizes: 16, 32"):
     models.create("Mixer-S/16", 30)
   with pytest.raises(schema.ConfigError, match=r"model.heads: unknown key"):

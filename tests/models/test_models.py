@@ -1,4 +1,4 @@
-"""vit_jax/models: every name takes what a run supplies, and the tables of every family fit all of its parameters."""
+"""Tests that every model name accepts a run's arguments, and that tables of a family match all its parameters."""
 
 import inspect
 import math
@@ -14,7 +14,7 @@ from vit_jax.models import rotary
 from vit_jax.models.attention_outputs import OUTPUTS
 from vit_jax.models.vit_choices import ATTENTION, MLP
 
-ONE = {  # family -> what makes a model of it small
+ONE = {  # family -> arguments that make its models small
   "vit": {"depth": 1},
   "compact": {"depth": 1},
   "mixer": {"depth": 1},
@@ -22,27 +22,27 @@ ONE = {  # family -> what makes a model of it small
   "swin": {"depths": (1, 1, 1, 1)},
   "efficientnet": {"stages": (1, 1, 1)},
 }
-DOCUMENTED = {row.name for row in ROWS}  # whose tables test_model_pages checks
+DOCUMENTED = {row.name for row in ROWS}  # models that test_model_pages checks
 
 
 @pytest.mark.parametrize("name", models.names())
-def test_every_name_binds_and_takes_what_a_run_supplies(name):
+def test_every_name_accepts_the_arguments_of_a_run(name):
   function, row = models.lookup(name), models.find(name)
   positional = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
   assert positional == ["image_size", "channels", "classes", "rngs"]
   choice = schema.bind(schema.Choice(name, ONE[row.family]), (function,))
-  assert {"dtype"} <= choice.args.keys()  # what every run asks of a model
+  assert {"dtype"} <= choice.args.keys()  # every run passes it
 
 
 @pytest.mark.parametrize("name", [name for name in models.names() if name not in DOCUMENTED])
-def test_the_tables_of_a_name_without_published_weights_fit_its_parameters(name):
+def test_tables_match_parameters_of_names_without_published_weights(name):
   modules.check_tables(modules.abstract(name, **ONE[models.find(name).family]))
 
 
 @pytest.mark.parametrize(
   "name", ["ViT-Ti/16", "cct_2_3x2_32", "Mixer-S/16", "R26x1", "swin_tiny_patch4_window7_224", "efficientnet_b0"]
 )
-def test_the_head_has_the_classes_of_the_run_or_is_absent(name):
+def test_head_has_the_classes_of_the_run_or_is_absent(name):
   small = ONE[models.find(name).family]
   shapes = modules.abstract(name, classes=7, channels=1, **small).shapes()
   assert shapes["head/kernel"].shape[-1] == 7
@@ -53,7 +53,7 @@ def test_the_head_has_the_classes_of_the_run_or_is_absent(name):
 
 POSITIONS = ["learned", "learned_patches", "learned_all", "sincos2d", "factored", "relative", "none"]
 POSITIONS += [{"name": name, "at": at} for name in ("learned", "sincos2d", "factored") for at in ("each", "shared")]
-OPTIONS = [  # every pooling with learned positions, and every position with no, one and two tokens in front
+OPTIONS = [  # each pooling with learned positions, and each position with zero, one and two prefix tokens
   *({"pool": pool} for pool in ("cls", "gap", "map", "seqpool", "distilled")),
   *({"pool": pool, "position": position} for pool in ("gap", "cls", "distilled") for position in POSITIONS),
 ]
@@ -61,7 +61,7 @@ OPTIONS = [  # every pooling with learned positions, and every position with no,
 
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_option_of_a_vit_is_in_its_tables(options, scan):
+def test_tables_match_parameters_of_every_pooling_and_position(options, scan):
   arguments = {"registers": 2, "layer_scale": 0.1, "scan": scan, "depth": 1} | options
   arguments |= {"pre_logits": 8} if options["pool"] != "distilled" else {}
   modules.check_tables(models.functional(models.Description(schema.Choice("ViT-Ti/16", arguments), 32, 7)))
@@ -83,7 +83,7 @@ PARTS = {
 
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in PARTS.items() for value in values], ids=str)
-def test_every_part_of_today_s_blocks_is_in_the_tables(key, value, scan):
+def test_tables_match_parameters_of_modern_blocks(key, value, scan):
   arguments = {"pool": "gap", "registers": 4, "layer_scale": 0.1, "scan": scan, "depth": 1}
   bound = models.Description(schema.Choice("ViT-Ti/16", arguments | {key: value}), 32, 7).bind()
   modules.check_tables(models.functional(bound))
@@ -98,11 +98,11 @@ def test_swiglu_has_two_thirds_of_the_width_rounded_up(hidden, multiple, expecte
 
 @pytest.mark.parametrize("name", ["vit_2_4_32", "cvt_2_4_32_sine", "cct_7_7x2_224", "Mixer-S/16"])
 @pytest.mark.parametrize("scan", [False, True])
-def test_scanned_or_not_a_model_is_in_its_tables(name, scan):
+def test_tables_match_parameters_scanned_or_not(name, scan):
   modules.check_tables(modules.abstract(name, scan=scan, depth=2))
 
 
-def test_big_matrices_are_split_over_fsdp():
+def test_large_matrices_are_sharded_over_fsdp():
   whole = 0
   for path, leaf in modules.shapes("ViT-B/16", scan=True).items():
     axes = next(axes for pattern, axes in models.find_sharding("ViT-B/16") if re.fullmatch(pattern, path))

@@ -1,4 +1,4 @@
-"""What a model gives beside logits, for every family."""
+"""Tests of a model's outputs for every family: tokens, features, logits and heads."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ CASES = {  # name -> arguments, image size, tokens
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
-def test_logits_are_what_the_heads_make_of_features_and_tokens(name):
+def test_logits_are_computed_by_heads_from_features_and_tokens(name):
   arguments, size, tokens = CASES[name]
   description = models.Description(Choice(name, arguments), size, 5)
   whole, headless = (models.functional(description.replace(classes=classes)) for classes in (5, 0))
@@ -50,13 +50,13 @@ def test_logits_are_what_the_heads_make_of_features_and_tokens(name):
     np.testing.assert_allclose(output.heads[head], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_map_becomes_tokens_row_by_row():
+def test_feature_map_becomes_tokens_row_by_row():
   tokens = jnp.arange(2 * 2 * 3 * 4.0).reshape(2, 2, 3, 4)
   output = classify(tokens, tokens.mean((1, 2)), None)
   np.testing.assert_array_equal(output.tokens[1, 4], tokens[1, 1, 1])
 
 
-def test_images_of_another_shape_are_refused():
+def test_images_of_another_shape_are_rejected():
   images = jnp.zeros((2, 8, 8, 3))
   check_shape(images, (8, 8, 3), None)
   with pytest.raises(ValueError, match=r"images have the shape \(8, 8, 3\) .* was built for \(9, 9, 3\)"):
@@ -64,7 +64,7 @@ def test_images_of_another_shape_are_refused():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_features_are_the_class_token_the_mean_of_patches_or_both(name):
+def test_selected_features_are_class_token_patch_mean_or_both(name):
   arguments, size, tokens = CASES[name]
   arguments = arguments | ({"registers": 2} if name == "ViT-S/16" else {})
   model = models.functional(models.Description(Choice(name, arguments), size, 0))

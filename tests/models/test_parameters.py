@@ -1,4 +1,4 @@
-"""Where parameters stand between image and logits, of every family."""
+"""Tests of the order of parameters between image and logits, for every family."""
 
 import re
 
@@ -21,7 +21,7 @@ def test_layers_are_counted_from_the_logits_down():
     assert layers == expected.get(first, 0), path
 
 
-def test_a_scanned_stack_has_a_number_for_each_layer():
+def test_scanned_stack_has_a_number_for_each_layer():
   one, stack = (modules.abstract("ViT-Ti/16", depth=3, scan=scan).count_layers_above() for scan in (False, True))
   for path, layers in stack.items():
     if path.startswith("blocks/"):
@@ -32,21 +32,21 @@ def test_a_scanned_stack_has_a_number_for_each_layer():
       assert layers == one[path]
 
 
-def test_newcomer_1_a_parameter_that_the_order_does_not_contain_has_no_number():
+def test_parameter_missing_from_the_order_has_no_number():
   shapes = {path: np.zeros(1) for path in ("emb/kernel", "blocks/0/mlp/kernel", "head/kernel", "embedding/kernel")}
   expected = {"emb/kernel": None, "blocks/0/mlp/kernel": 1, "head/kernel": 0, "embedding/kernel": 2}
   assert parameters.count_layers_above(parameters.ORDER, shapes) == expected
 
 
 @pytest.mark.parametrize("name", ["R26x1", "swin_tiny_patch4_window7_224", "efficientnet_b0"])
-def test_layers_that_are_not_alike_are_not_counted(name):
+def test_families_with_unequal_layers_are_not_counted(name):
   assert modules.abstract(name).count_layers_above() is None
 
 
 @pytest.mark.parametrize(
   "name", ["ViT-Ti/16", "cct_2_3x2_32", "R26x1", "swin_tiny_patch4_window7_224", "efficientnet_b0"]
 )
-def test_the_head_is_what_a_model_without_classes_lacks(name):
+def test_head_pattern_matches_parameters_absent_without_classes(name):
   whole, headless = modules.shapes(name), modules.shapes(name, classes=0)
   pattern = models.find(name).order.head
   assert {path for path in whole if re.fullmatch(pattern, path)} == whole.keys() - headless.keys()

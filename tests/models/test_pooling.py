@@ -1,4 +1,4 @@
-"""vit_jax/models/pooling.py against NumPy written from the definitions."""
+"""Tests of vit_jax/models/pooling.py against NumPy formulas."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_seqpool_is_a_weighted_mean_of_tokens():
   np.testing.assert_allclose(module(x), expected, atol=1e-5)
 
 
-def test_map_asks_all_tokens_one_learned_question():
+def test_map_attends_to_all_tokens_with_one_learned_query():
   init = {"bias_init": zeros}
   module = modules.layer(lambda rngs: pooling.Map(12, 3, 20, eps=1e-6, gelu="erf", dtype=F32, rngs=rngs, **init))
   a = module.attention

@@ -1,4 +1,4 @@
-"""vit_jax/models/positions.py against the tables of the original codes."""
+"""Tests of the position tables in vit_jax/models/positions.py against their formulas."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from tests import modules
 from vit_jax.models import positions
 
 
-def test_sine_is_the_formula():
+def test_sine_table_matches_its_formula():
   table = positions.compute_sine(5, 6)
   for p in range(5):
     for i in range(6):
@@ -15,7 +15,7 @@ def test_sine_is_the_formula():
       np.testing.assert_allclose(table[p, i], np.cos(angle) if i % 2 else np.sin(angle), atol=1e-6)
 
 
-def test_sincos2d_is_the_formula():
+def test_sincos2d_table_matches_its_formula():
   table = positions.compute_sincos2d(2, 3, 12).reshape(2, 3, 4, 3)
   for y in range(2):
     for x in range(3):
@@ -25,7 +25,7 @@ def test_sincos2d_is_the_formula():
         np.testing.assert_allclose(table[y, x, :, i], angles, atol=1e-6)
 
 
-def test_fixed_tables_are_no_parameters_and_may_have_rows_in_front():
+def test_fixed_table_has_zero_rows_for_leading_tokens():
   table = positions.Fixed(positions.compute_sincos2d, (2, 3, 8), leading=1)
   np.testing.assert_array_equal(table()[1:], positions.compute_sincos2d(2, 3, 8))
   assert table().shape == (7, 8) and not np.any(table()[0])
@@ -36,7 +36,7 @@ def test_smallest_sincos2d_is_finite():
 
 
 @pytest.mark.heavy
-def test_factored_joins_the_vectors_of_column_and_row():
+def test_factored_table_joins_column_and_row_vectors():
   table = modules.layer(lambda rngs: positions.Factored(2, 3, 8, leading=1, std=0.02, rngs=rngs))
   values = np.asarray(table())
   assert not np.any(values[0])

@@ -1,4 +1,4 @@
-"""vit_jax/models/query_key.py: relative positions in attention, against NumPy. `test_rotary.py` has the rotations."""
+"""Tests of relative positions in attention against NumPy. `test_rotary.py` tests the rotations."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +19,7 @@ def normal(*shape):
 
 
 @pytest.mark.parametrize("bias", ["all", "query_value", "none"])
-def test_relative_positions_are_their_definition(bias):
+def test_relative_positions_match_their_numpy_definition(bias):
   part = QueryKey(4, relative=7)
   module = modules.layer(lambda rngs: Attention(12, 3, query_key=part, bias=bias, dtype=F32, rngs=rngs))
   x = normal(2, 7, 12)

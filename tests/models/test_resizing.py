@@ -1,4 +1,4 @@
-"""Models for crops of another size: the same outputs as a model whose position table was resampled by importers."""
+"""Tests that a resized model matches a model with a position table that the importers resampled."""
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ def model(size=32, **arguments):
   {"resampling": "bicubic", "pool": "gap"},
   {"position": "sincos2d"},
 ], ids=str)  # fmt: skip
-def test_a_resized_model_is_the_model_that_importers_make(arguments):
+def test_resized_model_matches_a_model_resampled_by_importers(arguments):
   large, small = model(32, **arguments), model(24, **arguments)
   params = {path: np.asarray(jax.random.normal(KEY, leaf.shape)) for path, leaf in large.shapes().items()}
   images = np.asarray(jax.random.normal(KEY, (2, 24, 24, 3)))
@@ -58,6 +58,6 @@ def test_the_same_size_needs_no_resampling():
   ({"position": "relative"}, "depends on the image size"),
   ({"position": {"name": "learned", "at": "each"}}, "depends on the image size"),
 ], ids=str)  # fmt: skip
-def test_other_parameters_that_depend_on_the_size_are_an_error(arguments, expected):
+def test_other_size_dependent_parameters_are_an_error(arguments, expected):
   with pytest.raises(ConfigError, match=expected):
     resizing.resize(model(32, **arguments), 16)

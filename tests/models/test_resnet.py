@@ -1,4 +1,4 @@
-"""vit_jax/models/resnet.py against NumPy and plain XLA, written from the definitions."""
+"""Tests of vit_jax/models/resnet.py against its definitions in NumPy and plain XLA."""
 
 import re
 
@@ -30,7 +30,7 @@ def standardised(kernel, divisor):
 
 
 def group_norm(x, norm, eps):
-  """One image and one group at a time."""
+  """Normalises one image and one group at a time."""
   result = np.empty(x.shape, np.float64)
   size = x.shape[-1] // 32
   for b in range(x.shape[0]):
@@ -48,10 +48,12 @@ def convolved(x, kernel, stride, padding):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("divisor", resnet.DIVISORS)
-def test_standardised_kernels_have_mean_0_and_nearly_variance_1(divisor):
-  kernel = 1e-4 * normal(3, 3, 8, 5) + 0.3  # small enough for the epsilon to show
+def test_standardised_kernels_match_numpy_and_have_zero_mean(divisor):
+  kernel = 1e-4 * normal(3, 3, 8, 5) + 0.3  # small enough for the epsilon to matter
   found = np.asarray(resnet.standardise(kernel, divisor))
-  np.testing.assert_allclose(found, standardised(kernel, divisor), atol=2e-3)  # 0.3 is known to 3e-8
+  np.testing.assert_allclose(
+    found, standardised(kernel, divisor), atol=2e-3
+  )  # float32 represents 0.3 with an error of 3e-8
   np.testing.assert_allclose(found.mean((0, 1, 2)), 0, atol=1e-3)
   other = next(name for name in resnet.DIVISORS if name != divisor)
   assert np.abs(found - standardised(kernel, other)).max() > 0.05
@@ -59,7 +61,7 @@ def test_standardised_kernels_have_mean_0_and_nearly_variance_1(divisor):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("divisor", resnet.DIVISORS)
-def test_a_kernel_of_equal_weights_has_a_finite_gradient(divisor):
+def test_kernel_of_equal_weights_has_a_finite_gradient(divisor):
   gradient = jax.grad(lambda kernel: jnp.sum(resnet.standardise(kernel, divisor) * normal(3, 3, 2, 4)))
   assert np.all(np.isfinite(gradient(jnp.full((3, 3, 2, 4), 0.5))))
 
@@ -68,7 +70,7 @@ def test_a_kernel_of_equal_weights_has_a_finite_gradient(divisor):
 @pytest.mark.parametrize(
   ("size", "stride", "padding"), [(7, 2, "same"), (7, 2, 3), (3, 1, 1), (1, 2, "same"), (1, 2, 0)]
 )
-def test_standardised_convolutions_pad_as_they_are_told(size, stride, padding):
+def test_standardised_convolutions_apply_the_given_padding(size, stride, padding):
   module = modules.layer(
     lambda rngs: resnet.StandardisedConv(3, 8, size, stride, padding, divisor="std + 1e-5", dtype=F32, rngs=rngs)
   )
@@ -81,7 +83,7 @@ def test_standardised_convolutions_pad_as_they_are_told(size, stride, padding):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("width", "eps"), [(32, 1e-5), (64, 1e-6), (96, 1e-2)])
-def test_group_norm_normalises_32_groups_of_neighbouring_channels_over_space(width, eps):
+def test_group_norm_normalises_32_channel_groups_over_space(width, eps):
   norm = modules.layer(lambda rngs: resnet.GroupNorm(width, eps=eps, dtype=F32))
   x = 0.01 * normal(2, 5, 3, width) + 0.5
   np.testing.assert_allclose(norm(x), group_norm(x, norm, eps), atol=1e-3)
@@ -89,7 +91,7 @@ def test_group_norm_normalises_32_groups_of_neighbouring_channels_over_space(wid
 
 
 @pytest.mark.heavy
-def test_statistics_are_float32_whatever_is_computed_in():
+def test_statistics_are_float32_for_any_compute_dtype():
   norm = resnet.GroupNorm(32, eps=1e-6, dtype=jnp.dtype("bfloat16"))
   x = normal(2, 8, 8, 32) + 30
   found = norm(jnp.asarray(x, jnp.bfloat16))
@@ -98,7 +100,7 @@ def test_statistics_are_float32_whatever_is_computed_in():
 
 
 def plain_stem(stem, x):
-  """The same from its parameters, layer by layer."""
+  """Computes the stem's output from its parameters, layer by layer."""
 
   def conv(x, module, stride=1):
     return np.asarray(convolved(x, standardised(module.kernel[...], "std + 1e-5"), stride, "SAME"))
@@ -119,7 +121,7 @@ def plain_stem(stem, x):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("sides", "stages"), [((16, 16), ()), ((20, 17), (1,)), ((16, 22), (2, 1))])
-def test_the_stem_is_a_resnet_of_version_1_with_the_padding_same(sides, stages):
+def test_stem_is_a_resnet_v1_with_same_padding(sides, stages):
   stem = modules.layer(lambda rngs: resnet.Stem(3, stages, dtype=F32, rngs=rngs))
   x = normal(2, *sides, 3)
   expected = plain_stem(stem, x)
@@ -129,7 +131,7 @@ def test_the_stem_is_a_resnet_of_version_1_with_the_padding_same(sides, stages):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("stages", STAGES)
-def test_sides_and_width_are_known_without_building(stages):
+def test_computed_sides_and_width_match_a_built_stem(stages):
   for sides in ((224, 224), (33, 64), (31, 7), (1, 97)):
     found = nnx.eval_shape(
       lambda sides=sides: resnet.Stem(3, stages, dtype=F32, rngs=nnx.Rngs(0))(jnp.zeros((1, *sides, 3)))
@@ -145,7 +147,7 @@ def test_widths_of_the_published_hybrids():
 
 
 @pytest.mark.heavy
-def test_a_unit_starts_as_its_shortcut():
+def test_new_unit_returns_its_shortcut():
   x = normal(2, 4, 4, 128)
   np.testing.assert_array_equal(
     jax.jit(lambda x: resnet.Unit(128, 32, 1, dtype=F32, rngs=nnx.Rngs(0))(x))(x), np.maximum(x, 0)
@@ -155,7 +157,7 @@ def test_a_unit_starts_as_its_shortcut():
 
 
 @pytest.mark.parametrize("stages", STAGES)
-def test_every_parameter_of_a_stem_is_in_the_sharding_table(stages):
+def test_every_parameter_of_a_stem_has_one_row_in_the_sharding_table(stages):
   model = nnx.eval_shape(lambda: models.create("R26+S/32", 32, depth=1, stages=stages))
   for path, variable in nnx.to_flat_state(nnx.state(model)):
     path = "/".join(map(str, path))
@@ -164,8 +166,8 @@ def test_every_parameter_of_a_stem_is_in_the_sharding_table(stages):
     assert variable.dtype == F32 and isinstance(variable, nnx.Param), path
 
 
-def test_parameters_of_a_stem_add_up():
-  # Root; then for each unit 1x1, 3x3 and 1x1 convolutions and three norms, and a projection with its norm in the first.
+def test_parameter_count_of_a_stem_matches_the_formula():
+  # The root, then units of 1x1, 3x3 and 1x1 convolutions with three norms. First units add a projection and its norm.
   expected, channels = 7 * 7 * 3 * 64 + 2 * 64, 64
   for i, units in enumerate((3, 4, 9)):
     d = 64 * 2**i
@@ -177,7 +179,7 @@ def test_parameters_of_a_stem_add_up():
 
 
 @pytest.mark.heavy
-def test_a_hybrid_in_bfloat16_has_finite_gradients():
+def test_hybrid_in_bfloat16_has_finite_gradients():
   arguments = {"image_size": 16, "width": 16, "depth": 1, "heads": 2, "hidden": 24, "classes": 5, "dtype": "bfloat16"}
   model = modules.filled(nnx.eval_shape(lambda: models.create("R26+S/32", stages=(1,), **arguments)))
   graph, params = nnx.split(model)
@@ -195,7 +197,7 @@ def test_a_hybrid_in_bfloat16_has_finite_gradients():
 
 
 @pytest.mark.heavy
-def test_maps_of_the_stem_are_intermediates():
+def test_feature_maps_of_the_stem_are_intermediates():
   arguments = {"image_size": 32, "width": 16, "depth": 1, "heads": 2, "hidden": 24, "classes": 5}
   model = modules.filled(nnx.eval_shape(lambda: models.create("R26+S/32", stages=(2, 1), **arguments)))
   _, found = jax.jit(models.capture(model, "stem/.*"))(modules.images(32))

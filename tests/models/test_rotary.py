@@ -1,4 +1,4 @@
-"""Rotary positions beside complex numbers, patch by patch, and what they must do to attention."""
+"""Tests of rotary positions against complex numbers, patch by patch, and of their effect on attention."""
 
 import math
 import re
@@ -21,14 +21,14 @@ def made(name, heads=2, size=8, grid=GRID, **arguments):
 
 
 def turned(x, angles):
-  """Channel i and i + K / 2 as a complex number, times exp(i angle)."""
+  """Multiplies the complex numbers of channels i and i + K / 2 by exp(i angle)."""
   half = x.shape[-1] // 2
   z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * np.asarray(angles, np.float64))
   return np.concatenate([z.real, z.imag], axis=-1)
 
 
 @pytest.mark.heavy
-def test_pairs_are_turned_as_complex_numbers():
+def test_channel_pairs_rotate_like_complex_numbers():
   x, angles = rng.standard_normal((2, 5, 3, 8)), rng.standard_normal((5, 1, 4))
   np.testing.assert_allclose(
     rotary.apply_rotary(x.astype(np.float32), angles.astype(np.float32)), turned(x, angles), atol=1e-5
@@ -36,7 +36,7 @@ def test_pairs_are_turned_as_complex_numbers():
 
 
 @pytest.mark.parametrize("first", ["rows", "columns"])
-def test_axial_angles_are_those_of_the_place_of_each_patch(first):
+def test_axial_angles_depend_on_row_and_column_of_the_patch(first):
   one = made("axial", temperature=50.0, first=first)
   angles = one.compute_angles(one.compute_coordinates(*GRID, None), None)
   for n, (row, column) in enumerate(np.ndindex(*GRID)):
@@ -46,7 +46,7 @@ def test_axial_angles_are_those_of_the_place_of_each_patch(first):
 
 
 @pytest.mark.parametrize(("reference", "side"), [(None, None), (0, (3, 4)), (16, (16, 16))])
-def test_other_grids_are_laid_on_the_grid_of_reference(reference, side):
+def test_coordinates_are_scaled_to_the_reference_grid(reference, side):
   one = made("axial", reference=reference)
   places = one.compute_coordinates(6, 8, None).reshape(6, 8, 2)
   rows, columns = side or (6, 8)
@@ -54,7 +54,7 @@ def test_other_grids_are_laid_on_the_grid_of_reference(reference, side):
   np.testing.assert_allclose(places[0, :, 1], np.arange(8) * columns / 8, rtol=1e-6)
 
 
-def test_registers_turn_on_a_square_of_their_own_or_stay():
+def test_registers_rotate_on_their_own_square_grid_or_not_at_all():
   one = made("axial", registers=7.0)
   for n, (row, column) in enumerate(np.ndindex(2, 2)):
     expected = [place / 7 ** (i / 2) for place in (row, column) for i in range(2)]
@@ -65,7 +65,7 @@ def test_registers_turn_on_a_square_of_their_own_or_stay():
 
 
 @pytest.mark.heavy
-def test_mixed_angles_have_frequencies_of_each_head():
+def test_mixed_angles_use_the_frequencies_of_each_head():
   one = made("mixed", heads=3)
   frequencies = rng.standard_normal((2, 3, 4)).astype(np.float32)
   angles = np.asarray(one.compute_angles(one.compute_coordinates(*GRID, None), frequencies))
@@ -74,7 +74,7 @@ def test_mixed_angles_have_frequencies_of_each_head():
 
 
 @pytest.mark.heavy
-def test_mixed_frequencies_begin_as_axial_ones_that_each_head_has_turned():
+def test_initial_mixed_frequencies_are_rotated_axial_frequencies():
   across, down = np.asarray(made("mixed", heads=200, size=16).init(jax.random.key(0)), np.float64)
   sizes = 10 ** (-np.arange(4) / 4)
   for half in (slice(0, 4), slice(4, 8)):
@@ -85,7 +85,7 @@ def test_mixed_frequencies_begin_as_axial_ones_that_each_head_has_turned():
 
 
 @pytest.mark.parametrize(("normalise", "sides"), [("separate", (3, 4)), ("max", (4, 4)), ("min", (3, 3))])
-def test_centred_angles_turn_by_where_a_patch_is_between_minus_one_and_one(normalise, sides):
+def test_dinov3_angles_use_coordinates_between_minus_one_and_one(normalise, sides):
   one = made("dinov3", normalise=normalise)
   angles = one.compute_angles(one.compute_coordinates(*GRID, None), None)
   for n, (row, column) in enumerate(np.ndindex(*GRID)):
@@ -95,7 +95,7 @@ def test_centred_angles_turn_by_where_a_patch_is_between_minus_one_and_one(norma
 
 
 @pytest.mark.heavy
-def test_training_moves_coordinates_within_their_bounds_and_evaluation_does_not():
+def test_coordinates_change_within_bounds_in_training_only():
   one = made("dinov3", shift=0.2, jitter=1.5, rescale=2.0)
   still = one.compute_coordinates(*GRID, None)
   np.testing.assert_array_equal(still, made("dinov3").compute_coordinates(*GRID, jax.random.key(0)))
@@ -103,14 +103,14 @@ def test_training_moves_coordinates_within_their_bounds_and_evaluation_does_not(
   steps = moved[:, -1] - moved[:, 0]  # scaled, and not shifted
   scale = steps / (still[-1] - still[0])
   assert scale.min() > 1 / 3.01 and scale.max() < 3.01 and scale.max() > 2 and scale.min() < 0.5
-  ratio = scale[:, 0] / scale[:, 1]  # of what each coordinate has for itself
+  ratio = scale[:, 0] / scale[:, 1]  # of the independent factors of both coordinates
   assert 1 / 2.26 < ratio.min() < 0.6 and 1.7 < ratio.max() < 2.26
   shift = moved.mean(1) / scale
   assert 0.15 < np.abs(shift).max() < 0.2001 and abs(shift.mean()) < 0.03
 
 
 @pytest.mark.parametrize("name", ["axial", "mixed", "dinov3"])
-def test_heads_whose_channels_do_not_turn_in_fours_are_refused(name):
+def test_head_size_that_is_not_a_multiple_of_four_is_an_error(name):
   with pytest.raises(ConfigError, match=re.escape("a head has 6 channels")):
     made(name, size=6)
 
@@ -125,7 +125,7 @@ ROTARIES = [
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("choice", ROTARIES, ids=str)
-def test_attention_turns_queries_and_keys_of_patches_and_leaves_the_class_token(choice):
+def test_attention_rotates_queries_and_keys_except_the_class_token(choice):
   arguments = {"qkv_bias": "all", "qk_norm": "rms", "registers": 4, "rotary": choice, "depth": 1}
   model = modules.model(**arguments)
   attention = model.blocks[0].attention
@@ -154,7 +154,7 @@ def test_attention_turns_queries_and_keys_of_patches_and_leaves_the_class_token(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("choice", [{"name": "axial"}, {"name": "mixed"}, {"name": "dinov3"}], ids=str)
-def test_turned_attention_sees_how_far_patches_are_apart_and_not_where_they_are(choice):
+def test_scores_depend_on_distances_and_not_on_absolute_positions(choice):
   one = made(choice["name"], size=8)
   frequencies = one.init(jax.random.key(0))
   x = rng.standard_normal((1, 12, 2, 8)).astype(np.float32)
@@ -168,7 +168,7 @@ def test_turned_attention_sees_how_far_patches_are_apart_and_not_where_they_are(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("choice", ROTARIES, ids=str)
-def test_a_model_without_tables_takes_images_of_any_size(choice):
+def test_model_without_position_table_accepts_any_image_size(choice):
   arguments = {"position": "none", "registers": 4, "rotary": choice, "pool": "gap", "depth": 2}
   model = modules.model(**arguments)
   larger = np.random.default_rng(1).standard_normal((2, 24, 12, 3), dtype=np.float32)

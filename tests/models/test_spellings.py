@@ -1,4 +1,4 @@
-"""Names of models as other libraries write them."""
+"""Tests of suggestions for model names in the spellings of other libraries."""
 
 import pytest
 
@@ -28,7 +28,7 @@ from vit_jax.models import spellings, table
     ("hf_hub:timm/vit_tiny_patch16_224", "vit_tiny_patch16_224"),
   ],
 )  # fmt: skip
-def test_f2_a_name_of_another_library_is_answered_with_the_nearest_model(name, ours):
+def test_name_of_another_library_suggests_the_nearest_model(name, ours):
   assert spellings.find_nearest(name, table.TABLE) == ours
   assert models.lookup(ours) is not None
   with pytest.raises(schema.ConfigError, match="unknown name") as error:
@@ -37,16 +37,16 @@ def test_f2_a_name_of_another_library_is_answered_with_the_nearest_model(name, o
 
 
 @pytest.mark.parametrize("name", ["google/vit-base-patch16-224", "timm/vit_base_patch16_224.augreg_in21k"])
-def test_a_published_spelling_is_that_model(name):
+def test_published_spelling_finds_its_model(name):
   assert models.find(name) is not None
 
 
 @pytest.mark.parametrize("name", ["", "xyz", "convnext_tiny", "resnet", "dinov2_vitx14", "bert-base-uncased"])
-def test_f2_a_name_of_no_such_model_has_no_suggestion(name):
+def test_name_of_an_unknown_family_has_no_suggestion(name):
   assert spellings.find_nearest(name, table.TABLE) is None
 
 
-def test_every_name_of_the_table_is_its_own_nearest_whatever_its_separators():
+def test_every_name_is_its_own_nearest_with_any_separators():
   for name in table.TABLE:
     found = spellings.find_nearest(name, table.TABLE)
     plain, own = (each.removeprefix("google/").replace("-", "_").lower() for each in (found, name))

@@ -1,4 +1,4 @@
-"""vit_jax/models/stack.py: scanned, unrolled and rematerialised stacks compute the same numbers."""
+"""Tests that scanned, unrolled and rematerialised stacks of vit_jax/models/stack.py compute the same numbers."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ from vit_jax.models import activations, layers, stack
 
 pytestmark = pytest.mark.heavy
 
-TODAY = {  # what a block may have beside what it had in 2020
+TODAY = {  # options of blocks that the ViT of 2020 does not have
   "rotary": {"name": "mixed"}, "registers": 4, "qk_norm": "rms", "qkv_bias": "query_value", "context_norm": True,
   "mlp": "swiglu_normed", "norm": "rms", "norm_order": "parallel", "layer_scale": 0.5,
 }  # fmt: skip
@@ -26,7 +26,7 @@ DROP = {"dropout": 0.2, "attention_dropout": 0.2, "stochastic_depth": 0.4}
 
 @functools.cache
 def value_and_gradients(scan, remat, drop=False, position_at="input", today=False):
-  """Logits, and gradients by path with per-layer paths, of the same weights under the same dropout key."""
+  """Returns logits, and gradients by per-layer path, of the same weights under the same dropout key."""
   arguments = dict(depth=2, position_at=position_at, **(DROP if drop else {}), **(TODAY if today else {}))
   listed = modules.model(**arguments)
   model = nnx.eval_shape(
@@ -52,7 +52,7 @@ def value_and_gradients(scan, remat, drop=False, position_at="input", today=Fals
 def assert_same(one, other):
   np.testing.assert_allclose(one[0], other[0], rtol=1e-4, atol=1e-5)
   assert set(one[1]) == set(other[1])
-  # Relative to the largest gradient of all: that of a key's bias is zero but for rounding.
+  # Relative to the largest gradient of all, because the gradient of a key's bias is only rounding noise.
   largest = max(np.abs(gradient).max() for gradient in one[1].values())
   for path, gradient in one[1].items():
     np.testing.assert_allclose(gradient, other[1][path], rtol=0, atol=1e-6 * largest, err_msg=path)
@@ -64,36 +64,36 @@ def test_scanned_equals_unrolled_in_logits_dropout_and_gradients():
 
 
 @pytest.mark.parametrize("position_at", ["each", "shared"])
-def test_positions_of_every_layer_are_the_same_scanned_and_computed_again(position_at):
+def test_layer_positions_match_if_scanned_and_rematerialised(position_at):
   expected = value_and_gradients(False, "none", position_at=position_at)
   assert_same(expected, value_and_gradients(True, "full", position_at=position_at))
   assert sum("position" in path for path in expected[1]) == (2 if position_at == "each" else 1)
 
 
 @pytest.mark.parametrize("remat", ["none", "projections"])
-def test_parts_of_today_s_blocks_are_the_same_scanned_and_computed_again(remat):
+def test_modern_blocks_match_if_scanned_and_rematerialised(remat):
   plain = value_and_gradients(False, "none", today=True)
   assert_same(plain, value_and_gradients(True, remat, today=True))
   assert any("frequencies" in path for path in plain[1])
 
 
 @pytest.mark.long
-def test_rematerialisation_draws_the_same_dropout_again():
+def test_rematerialisation_repeats_the_same_dropout():
   assert_same(value_and_gradients(True, "none", drop=True), value_and_gradients(True, "full", drop=True))
 
 
 @pytest.mark.parametrize("remat", [name for name in stack.POLICIES if name != "none"])
-def test_rematerialisation_changes_no_number(remat):
+def test_rematerialisation_does_not_change_results(remat):
   assert_same(value_and_gradients(True, "none"), value_and_gradients(True, remat))
 
 
 @pytest.mark.long
-def test_rematerialisation_changes_no_number_unrolled():
+def test_rematerialisation_does_not_change_unrolled_results():
   assert_same(value_and_gradients(False, "none"), value_and_gradients(False, "full"))
 
 
 def matrix_products(remat, scan):
-  """Matrix products in the loss and its gradient, before XLA."""
+  """Counts matrix products in the loss and its gradient, before XLA optimises them."""
   model = modules.model(scan=scan, remat=remat)
   graph, params = nnx.split(model)
   function = jax.grad(lambda params, x: nnx.merge(graph, params)(x).sum())
@@ -101,11 +101,11 @@ def matrix_products(remat, scan):
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_policies_compute_again_what_they_say(scan):
+def test_policies_recompute_the_expected_matrix_products(scan):
   products = {remat: matrix_products(remat, scan) for remat in stack.POLICIES}
   depth = 1 if scan else modules.SIZE["depth"]
   again = {remat: (count - products["none"]) / depth for remat, count in products.items()}
-  # A layer multiplies 8 times: q, k, v, scores, context, out, up, down. The last one's result no gradient needs.
+  # A layer has 8 products: q, k, v, scores, context, out, up, down. No gradient needs the result of the last one.
   assert again == {"none": 0, "full": 7, "dots": 0, "projections": 1, "attention": 1, "mlp": 5}
 
 
@@ -113,7 +113,7 @@ def test_every_policy_is_a_choice_of_the_config():
   assert set(typing.get_args(stack.Remat)) == set(stack.POLICIES)
 
 
-def test_initial_numbers_do_not_depend_on_scanning():
+def test_initial_values_do_not_depend_on_scanning():
   def create(scan):
     def layer(rngs):
       return layers.Mlp(4, 6, gelu="erf", bias_init=nnx.initializers.normal(1.0), dtype=jnp.float32, rngs=rngs)
@@ -134,8 +134,8 @@ def test_stochastic_depth_grows_linearly_from_zero():
 
 @pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize(("way", "rates"), [("growing", (0, 0.35, 0.7)), ("equal", (0.7, 0.7, 0.7))])
-def test_blocks_of_a_vit_drop_both_branches_as_often_as_their_rates_say(scan, way, rates):
-  """Counted: images that leave a block as they came have lost both branches, which each draw for themselves."""
+def test_both_branches_of_a_block_are_dropped_at_its_rate(scan, way, rates):
+  """Counts images that a block leaves unchanged: both branches were dropped, each by its own random draw."""
   size = dict(image_size=8, width=8, heads=2, hidden=8, scan=scan)
   model = modules.model("ViT-S/8", stochastic_depth=0.7, stochastic_depth_rates=way, **size)
   assert model.stochastic_depth == 0.7
@@ -160,7 +160,7 @@ def test_every_layer_gets_its_rate():
   np.testing.assert_array_equal(x, rates)
 
 
-def test_every_layer_draws_from_a_key_of_its_own():
+def test_every_layer_uses_its_own_key():
   class Layer(nnx.Module):
     def __init__(self, place):
       self.place = place
@@ -176,7 +176,7 @@ def test_every_layer_draws_from_a_key_of_its_own():
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_a_placed_stream_is_constrained_in_every_layer(scan):
+def test_activations_on_a_mesh_are_constrained_in_every_layer(scan):
   model = modules.model(scan=scan)
   mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 

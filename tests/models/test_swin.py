@@ -1,4 +1,4 @@
-"""Swin Transformers against attention over the whole map in NumPy and published parameter counts; their files."""
+"""Tests of Swin Transformers against masked attention over the whole feature map in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,11 @@ SIZE = {"image_size": 24, "classes": 5, "width": 8, "depths": (2, 2), "heads": (
 
 
 def tiny(**arguments):
-  """A filled model with maps of 6 x 6, in windows of 3 x 3, and 3 x 3."""
+  """Returns a model with random parameters, maps of 6 x 6 and 3 x 3, and windows of 3 x 3."""
   return modules.filled(nnx.eval_shape(lambda: models.create(TINY, **(SIZE | arguments))))
 
 
-# The parts by their definitions.
+# Layers against their definitions.
 
 
 def norm(x, module):
@@ -31,14 +31,14 @@ def norm(x, module):
 
 
 def dense(block, x, window, shift):
-  """x + attention of one head after the other over all places of the map, with minus infinity for those not seen."""
+  """Computes x plus attention over all places of the map, with a score of minus infinity outside the window."""
   _, height, width, _ = x.shape
   places = [(row, column) for row in range(height) for column in range(width)]
   part = block.attention
   bias = np.full((part.table.shape[1], len(places), len(places)), -np.inf)
   for i, query in enumerate(places):
     for j, key in enumerate(places):
-      # Windows stand between lines at shift, shift + window, ...: on neither side of the map do they wrap around.
+      # Windows end at shift, shift + window and so on. They do not wrap around on either side of the map.
       numbers = [[(place[axis] - shift[axis]) // window[axis] for axis in (0, 1)] for place in (query, key)]
       if numbers[0] == numbers[1]:
         down, right = query[0] - key[0], query[1] - key[1]
@@ -66,7 +66,7 @@ def dense(block, x, window, shift):
     ((8, 3), (2, 3), (1, 0)),
   ],
 )
-def test_windows_are_masked_attention_over_the_whole_map(extent, window, shift):
+def test_window_attention_matches_masked_attention_over_the_map(extent, window, shift):
   def build(rngs):
     norms = (layers.LayerNorm(8, eps=1e-5, dtype=jnp.float32) for _ in range(2))
     attention = swin.WindowAttention(8, 2, window, shift, dropout=0.0, dtype=jnp.float32, rngs=rngs)
@@ -79,7 +79,7 @@ def test_windows_are_masked_attention_over_the_whole_map(extent, window, shift):
   np.testing.assert_allclose(modules.run(block, x), y, atol=2e-5)
 
 
-def test_merging_goes_down_the_columns_of_a_square():
+def test_merge_joins_four_patches_column_by_column():
   merge = modules.layer(lambda rngs: swin.Merge(3, dtype=jnp.float32, rngs=rngs))
   x = np.random.default_rng(0).standard_normal((2, 4, 6, 3), dtype=np.float32)
   four = [x[:, row::2, column::2] for row, column in ((0, 0), (1, 0), (0, 1), (1, 1))]
@@ -92,10 +92,10 @@ def layout_of_windows(**arguments):
   return [[(block.attention.window, block.attention.shift) for block in stage.blocks] for stage in model.stages]
 
 
-def test_every_second_block_shifts_unless_the_window_covers_the_map():
+def test_every_second_block_shifts_unless_one_window_covers_the_map():
   plain, shifted = ((7, 7), (0, 0)), ((7, 7), (3, 3))
   assert layout_of_windows() == [[plain, shifted]] * 2 + [[plain, shifted] * 3, [plain] * 2]
-  # A side of four patches is one window, the other of eight has two; then two and four patches, one window.
+  # First stage: 4 x 8 patches, so one window by two. Second stage: 2 x 4 patches, one window.
   small_window = {"window": 4, "depths": (2, 1), "heads": (3, 6)}
   assert layout_of_windows(image_size=(16, 32), **small_window) == [
     [((4, 4), (0, 0)), ((4, 4), (0, 2))],
@@ -103,7 +103,7 @@ def test_every_second_block_shifts_unless_the_window_covers_the_map():
   ]
 
 
-def test_logits_are_the_head_of_the_mean_of_the_normalised_map():
+def test_head_reads_the_mean_of_the_normalised_map():
   model, x = tiny(), modules.images(24)
   logits, found = jax.jit(models.capture(model, "tokens", "stages/1/downsample", "encoded", "pre_logits"))(x)
   assert {name: value.shape for name, value in found.items()} == {
@@ -117,7 +117,7 @@ def test_logits_are_the_head_of_the_mean_of_the_normalised_map():
   assert modules.run(tiny(classes=0), x).shape == (3, 16)
 
 
-def test_an_image_does_not_see_its_neighbours():
+def test_outputs_do_not_depend_on_other_images_of_the_batch():
   model, x = tiny(), modules.images(24)
   alone = np.concatenate([modules.run(model, x[i : i + 1]) for i in range(3)])
   np.testing.assert_allclose(modules.run(model, x), alone, atol=1e-5)
@@ -177,7 +177,7 @@ def key(seed):
 
 
 @pytest.mark.long
-def test_rematerialisation_changes_no_number():
+def test_rematerialisation_does_not_change_results():
   def value_and_gradients(remat):
     graph, params = nnx.split(tiny(remat=remat, **ONE_STAGE, **DROP))
 
@@ -195,7 +195,7 @@ def test_rematerialisation_changes_no_number():
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * largest), gradients, others)
 
 
-def test_dropout_needs_a_key_and_follows_from_it():
+def test_dropout_needs_a_key_and_depends_only_on_it():
   x = modules.images(24)
   plain = modules.run(tiny(**ONE_STAGE), x)
   for name, rate in DROP.items():
@@ -230,18 +230,18 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters():
     ({"scan": True}, r"model.scan: unknown key"),
   ],
 )
-def test_mistakes_say_what_is_allowed(arguments, message):
+def test_invalid_arguments_are_errors_with_allowed_values(arguments, message):
   with pytest.raises(schema.ConfigError, match=message):
     tiny(**arguments)
 
 
-def test_nearest_sizes_of_the_published_models_are_allowed():
+def test_errors_name_the_nearest_sizes_of_published_models():
   with pytest.raises(schema.ConfigError, match=r"image size 256 .* nearest image sizes: 224, 448"):
     models.create(TINY, image_size=256)
   with pytest.raises(schema.ConfigError, match=r"nearest image sizes: 384, 768"):
     models.create("swin_base_patch4_window12_384", image_size=400)
 
 
-def test_images_of_another_size_are_refused():
+def test_images_of_another_size_are_rejected():
   with pytest.raises(ValueError, match=r"images have the shape \(16, 16, 3\).*built for \(24, 24, 3\)"):
     tiny()(modules.images(16))

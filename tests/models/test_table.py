@@ -1,4 +1,4 @@
-"""Names of models and other spellings of them."""
+"""Tests of the table of model names: spellings, any patch size, and errors for unknown names and arguments."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def test_all_registered_names_are_listed():
     ("ViT-S/16", "heaad", "Did you mean 'head'? Allowed: head,"),
   ],
 )
-def test_an_argument_of_another_family_names_it(name, argument, says):
+def test_argument_of_another_family_is_an_error_with_that_family(name, argument, says):
   with pytest.raises(schema.ConfigError) as caught:
     models.bind(schema.Choice(name, {argument: 3}))
   assert caught.value.place == argument
@@ -32,7 +32,7 @@ def test_an_argument_of_another_family_names_it(name, argument, says):
 
 
 @pytest.mark.heavy
-def test_no_other_family_is_imported_for_a_model():
+def test_binding_a_model_imports_only_its_family():
   code = """
 import sys
 from vit_jax import models, schema
@@ -60,11 +60,11 @@ assert "vit_jax.models.compact" in sys.modules and "vit_jax.models.swin" not in 
     ("timm/swin_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
   ],
 )
-def test_published_spellings_are_other_names_of_the_same_models(spelling, name):
+def test_published_spellings_find_the_same_models(spelling, name):
   assert models.find(spelling) is models.find(name)
 
 
-def test_any_patch_size_works():
+def test_name_may_contain_any_patch_size():
   assert models.lookup("ViT-S/7") is not None
   model = nnx.eval_shape(lambda: models.create("ViT-S/7", image_size=21, depth=1))
   assert model.embedding.kernel.shape == (7, 7, 3, 384) and model.position.table.shape == (10, 384)
@@ -95,7 +95,7 @@ def test_any_patch_size_works():
     ("", r"unknown name ''"),
   ],
 )
-def test_unknown_names_say_what_there_is(name, message):
+def test_unknown_names_are_errors_with_suggestions(name, message):
   with pytest.raises(schema.ConfigError, match=message):
     models.lookup(name)
 

@@ -1,4 +1,4 @@
-"""The computation that all families share: where tokens go, what a size may be."""
+"""Tests of the computation that all families share: order of tokens, blocks, registers and pooling."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def images(count=2):
   return jax.random.normal(jax.random.key(1), (count, 16, 16, 3))
 
 
-def test_the_class_token_stands_in_front_of_the_patches_row_by_row():
+def test_class_token_precedes_patches_in_row_order():
   model = tiny(position="none")
   x = jnp.zeros((1, 16, 16, 3)).at[0, 0, 8:].set(1.0)  # the second patch of the first row
   _, found = models.capture(model, "tokens")(x)
@@ -35,14 +35,14 @@ def test_the_class_token_stands_in_front_of_the_patches_row_by_row():
   np.testing.assert_array_equal(found["tokens"][0, 0], model.cls[...])
 
 
-def test_the_head_reads_the_class_token_or_the_mean():
+def test_head_reads_the_class_token_or_the_mean():
   for pool, pooled in (("cls", lambda x: x[:, 0]), ("gap", lambda x: x.mean(1))):
     logits, found = models.capture(tiny(pool=pool), "encoded", "features", "pre_logits")(images())
     np.testing.assert_allclose(found["features"], pooled(found["encoded"]), atol=1e-6)
     assert logits.shape == (2, 3)
 
 
-def test_an_image_does_not_see_its_neighbours():
+def test_outputs_do_not_depend_on_other_images_of_the_batch():
   model = tiny(pre_logits=8)
   model.head.kernel[...] = jax.random.normal(jax.random.key(2), model.head.kernel.shape)
   both = model(images())
@@ -50,12 +50,12 @@ def test_an_image_does_not_see_its_neighbours():
   assert not np.allclose(both[0], both[1])
 
 
-def test_images_of_another_size_are_refused():
+def test_images_of_another_size_are_rejected():
   with pytest.raises(ValueError, match=r"the model was built for \(16, 16, 3\)"):
     tiny()(jnp.zeros((1, 24, 24, 3)))
 
 
-def test_dropout_needs_a_key_and_follows_from_it():
+def test_dropout_needs_a_key_and_depends_only_on_it():
   model = tiny(dropout=0.5)
   model.head.kernel[...] = jax.random.normal(jax.random.key(2), model.head.kernel.shape)
   first, second = (model(images(), jax.random.key(i)) for i in (0, 1))
@@ -82,7 +82,7 @@ def block(layer_scale=None, **arguments):
   return modules.layer(build)
 
 
-def test_a_block_is_pre_norm_and_scales_its_branches():
+def test_default_block_is_pre_norm_and_scales_its_branches():
   module = block(layer_scale=0.1)
   x = normal(2, 5, 12)
   s = x + module.attention(module.norm1(x)) * module.layer_scale1[...]
@@ -90,7 +90,7 @@ def test_a_block_is_pre_norm_and_scales_its_branches():
   np.testing.assert_allclose(module(x), s, atol=1e-5)
 
 
-def test_the_official_order_overwrites_the_stream_with_its_norm():
+def test_official_order_replaces_the_stream_by_its_norm():
   module = block(order="official")
   x = normal(2, 5, 12)
   s = x + module.attention(module.norm1(x))
@@ -99,7 +99,7 @@ def test_the_official_order_overwrites_the_stream_with_its_norm():
   np.testing.assert_allclose(module(x), s, atol=1e-5)
 
 
-def test_parallel_branches_read_one_norm_and_have_one_scale():
+def test_parallel_branches_share_one_norm_and_one_scale():
   module = block(order="parallel", layer_scale=0.1)
   assert module.layer_scale2 is None
   x = normal(2, 5, 12)
@@ -108,7 +108,7 @@ def test_parallel_branches_read_one_norm_and_have_one_scale():
   np.testing.assert_allclose(module(x), s, atol=1e-5)
 
 
-def test_a_block_of_post_norms_normalises_what_its_branches_give():
+def test_post_norm_block_normalises_the_outputs_of_its_branches():
   module = block(order="post")
   x = normal(2, 5, 12)
   s = x + module.norm1(module.attention(x))
@@ -132,7 +132,7 @@ def test_both_branches_of_a_block_are_dropped_independently():
 
 
 @pytest.mark.parametrize("name", ["ViT-Ti/8", "vit_7_4_32", "Mixer-S/16"])
-def test_patches_that_are_cut_already_give_the_same(name):
+def test_images_given_as_patches_give_the_same_tokens(name):
   model = models.create(name, 32, classes=3, rngs=nnx.Rngs(0), depth=1)
   patch = model.patch
   whole = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
@@ -145,14 +145,14 @@ def test_patches_that_are_cut_already_give_the_same(name):
 
 
 @pytest.mark.long
-def test_only_patches_may_come_cut():
+def test_models_with_other_stems_do_not_accept_patches():
   assert models.create("cct_2_3x2_32", 32, classes=3).patch is None
   assert models.create("R26+S/32", 32, classes=3).patch is None
 
 
 @pytest.mark.parametrize("name", ["ViT-Ti/8", "vit_7_4_32"])
 @pytest.mark.parametrize("position", ["learned", "none"])
-def test_registers_stand_between_class_token_and_patches_without_a_position(name, position):
+def test_registers_follow_the_class_token_and_have_no_position(name, position):
   plain = tiny(name, position=position)
   model = modules.filled(tiny(name, position=position, registers=3), seed=1)
   for path in ("embedding", "cls", "position"):
@@ -165,7 +165,7 @@ def test_registers_stand_between_class_token_and_patches_without_a_position(name
 
 
 @pytest.mark.parametrize("pool", ["cls", "gap", "map", "seqpool", "distilled"])
-def test_no_pooling_reads_registers_but_blocks_do(pool):
+def test_blocks_read_registers_and_pooling_does_not(pool):
   model = modules.model("ViT-Ti/8", pool=pool, registers=2)
   output = jax.jit(lambda x: model.outputs(x))(modules.images())
   prefix = {"cls": 3, "distilled": 4}.get(pool, 2)
@@ -186,7 +186,7 @@ def test_no_pooling_reads_registers_but_blocks_do(pool):
   assert np.abs(silent(modules.images()) - output.logits).max() > 1e-3
 
 
-def test_registers_begin_near_zero_and_all_different():
+def test_initial_registers_are_small_and_random():
   model = models.create("ViT-Ti/8", 16, classes=3, rngs=nnx.Rngs(0), registers=64, depth=1)
   registers = np.asarray(model.registers[...])
   np.testing.assert_allclose(np.std(registers), 1e-6, rtol=0.05)

@@ -1,4 +1,4 @@
-"""vit_jax/models/vit.py against the original codes' logits, parameter counts and initial distributions."""
+"""Tests of vit_jax/models/vit.py: initial distributions, positions, dropout and errors."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from vit_jax.models.published import vit
 def test_initial_values_have_the_published_distributions():
   model = models.create("ViT-Ti/16", depth=1, head_bias=-6.9, pre_logits=96)
   block = model.blocks[0]
-  bound = (6 / (192 + 192)) ** 0.5  # of each of q, k, v on its own, not of the three together
+  bound = (6 / (192 + 192)) ** 0.5  # for each of q, k and v separately, not for the three together
   for part in (block.attention.query, block.attention.key, block.attention.value, block.attention.out):
     assert 0.99 * bound < np.abs(part.kernel[...]).max() <= bound
     np.testing.assert_allclose(np.std(part.kernel[...]), bound / 3**0.5, rtol=0.02)
@@ -37,7 +37,7 @@ def test_initial_values_have_the_published_distributions():
   [("cls", "learned"), ("gap", "sincos2d"), ("cls", "factored"), ("seqpool", "relative"), ("map", "learned")]
   + [(pool, "none") for pool in ("cls", "gap", "map", "seqpool")],
 )
-def test_only_a_model_without_positions_is_blind_to_the_order_of_patches(pool, position):
+def test_only_models_without_positions_ignore_the_order_of_patches(pool, position):
   model = modules.model(pool=pool, position=position, depth=1, layer_scale=0.1, pre_logits=8)
   x = modules.images()
   x = np.concatenate([x, np.roll(x, 4, axis=2)])  # by one patch
@@ -47,14 +47,14 @@ def test_only_a_model_without_positions_is_blind_to_the_order_of_patches(pool, p
 
 
 @pytest.mark.heavy
-def test_grid_positions_leave_the_class_token_alone():
+def test_grid_positions_are_zero_for_the_class_token():
   for position in ("learned_patches", "sincos2d", "factored"):
     table = np.asarray(modules.model(position=position).position())
     assert table.shape == (17, 16) and not np.any(table[0]) and np.any(table[1])
 
 
 def with_tables(model, tables, first):
-  """Logits of a model whose tables [L, T, D], by hand, are added in front of its blocks; of the first token."""
+  """Computes logits of the first token after adding tables [L, T, D] by hand before each block."""
   x = jnp.asarray(modules.images())
   x = model.embedding(x).reshape(3, -1, 16)
   prefix = [token for token in (model.cls, model.registers) if token is not None]
@@ -70,7 +70,7 @@ def with_tables(model, tables, first):
 @pytest.mark.heavy
 @pytest.mark.parametrize("position", ["learned", "learned_patches", "learned_all", "sincos2d", "factored"])
 @pytest.mark.parametrize(("position_at", "registers"), [("each", 0), ("shared", 2), ("each", 2)])
-def test_positions_are_added_in_front_of_every_block(position, position_at, registers):
+def test_positions_are_added_before_every_block(position, position_at, registers):
   arguments = {"position": position, "registers": registers, "depth": 2}
   model = modules.model(position_at=position_at, **arguments)
   logits = modules.run(model, modules.images())
@@ -97,7 +97,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters(scan):
 
 
 @pytest.mark.heavy
-def test_dropout_needs_a_key_and_follows_from_it():
+def test_dropout_needs_a_key_and_depends_only_on_it():
   plain = modules.compiled(modules.model(scan=True))
   model = modules.compiled(modules.model(scan=True, dropout=0.3, attention_dropout=0.3, stochastic_depth=0.3))
   x, one, two = modules.images(), jax.random.key(1), jax.random.key(2)
@@ -150,18 +150,18 @@ def test_the_same_configuration_gives_the_same_graph():
     ({"stochastic_dept": 0.1}, r"model.stochastic_dept: unknown key .* Did you mean 'stochastic_depth'"),
   ],
 )
-def test_mistakes_say_what_is_allowed(arguments, message):
+def test_invalid_arguments_are_errors_with_allowed_values(arguments, message):
   with pytest.raises(schema.ConfigError, match=message):
     modules.model(**arguments)
 
 
 @pytest.mark.heavy
-def test_images_of_another_size_are_refused():
+def test_images_of_another_size_are_rejected():
   with pytest.raises(ValueError, match=r"images have the shape \(8, 8, 3\).*built for \(16, 16, 3\)"):
     modules.model()(modules.images(8))
 
 
-def test_overrides_replace_the_size():
+def test_arguments_override_the_size_of_the_name():
   assert vit.SIZES["S"] == (384, 12, 6, 1536)
   model = nnx.eval_shape(lambda: models.create("ViT-S/4", image_size=8, classes=2, depth=3))
   assert len(model.blocks) == 3 and model.blocks[0].mlp.up.kernel.shape == (384, 1536)

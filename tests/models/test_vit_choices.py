@@ -1,4 +1,4 @@
-"""vit_jax/models/vit_choices.py: the choices of a ViT in configs, and what they keep of a published model."""
+"""Tests of vit_jax/models/vit_choices.py: choices of a ViT in configs, which keep a published model's arguments."""
 
 import pytest
 
@@ -14,13 +14,13 @@ def settings(name, **arguments):
 
 
 @pytest.mark.parametrize("attention", ["fused", {"name": "fused"}, Choice("fused"), Text("fused")], ids=str)
-def test_another_name_keeps_the_published_arguments(attention):
+def test_changing_the_name_keeps_the_published_arguments(attention):
   bound = settings("vit5_small", attention=attention)
   assert (bound["attention"], bound["attention.qk_norm"], bound["attention.bias"]) == ("fused", "rms", "none")
   assert "attention.dropout" not in bound
 
 
-def test_an_argument_of_an_inner_choice_keeps_the_others():
+def test_changing_one_argument_of_an_inner_choice_keeps_the_rest():
   bound = settings("vit5_small", position={"rotary": {"temperature": 5.0}})
   assert bound["position"] == "learned_patches"
   rotary = bound["position.rotary"]
@@ -28,7 +28,7 @@ def test_an_argument_of_an_inner_choice_keeps_the_others():
   assert settings("vit5_small", position="none")["position.rotary"] == settings("vit5_small")["position.rotary"]
 
 
-FLAT = [  # flat arguments and the same with choices
+FLAT = [  # flat arguments and the equivalent choices
   ({"qk_norm": "rms", "qkv_bias": "none"}, {"attention": {"qk_norm": "rms", "bias": "none"}}),
   ({"attention": "fused", "attention_dropout": 0.0}, {"attention": "fused"}),
   ({"attention": "xla", "differential": True}, {"attention": "differential"}),
@@ -62,7 +62,7 @@ def test_flat_keys_of_older_versions_mean_the_same(flat, nested):
     ("model.norm.eps", "1e-5", ("norm.eps", 1e-5)),
   ],
 )
-def test_a_flag_changes_one_argument_of_the_config(key, text, expected):
+def test_flag_changes_one_argument_of_the_config(key, text, expected):
   bound = models.bind(config.resolve(flags.load_config("configs/vit5.py", {key: text})).model)
   found = Description(bound, 224, 1000).settings()
   key, value = expected
@@ -86,6 +86,6 @@ def test_a_flag_changes_one_argument_of_the_config(key, text, expected):
     ({"context_norm": "maybe"}, r"model.context_norm: expected true or false"),
   ],
 )
-def test_mistakes_name_the_key_and_the_nearest_one(arguments, says):
+def test_invalid_keys_are_errors_with_the_nearest_key(arguments, says):
   with pytest.raises(ConfigError, match=says):
     settings("ViT-S/16", **arguments)

@@ -1,4 +1,4 @@
-"""The heads of Vision Transformers: their parameters and their logits, against NumPy."""
+"""Tests of the heads of Vision Transformers: their parameters, and their logits against NumPy."""
 
 import inspect
 
@@ -18,22 +18,22 @@ PREFIX = {"cls": {"cls": 1}, "gap": {}, "map": {}, "seqpool": {}, "distilled": {
 
 
 def abstract(head):
-  """A model with a head, without values."""
+  """Returns a model with the given head and shapes instead of values."""
   return nnx.eval_shape(lambda: models.create("ViT-mu/8", image_size=16, classes=3, head=head))
 
 
-def test_a_vit_has_at_most_20_arguments():
+def test_vit_has_20_keyword_arguments():
   keywords = [each for each in inspect.signature(vit).parameters.values() if each.kind is each.KEYWORD_ONLY]
   assert len(keywords) == 20
 
 
 @pytest.mark.parametrize("name", HEAD)
-def test_a_head_determines_the_prefix_tokens(name):
+def test_head_determines_the_prefix_tokens(name):
   assert abstract(name).prefix == PREFIX[name]
 
 
 @pytest.mark.parametrize("name", ["gap", "map", "seqpool"])
-def test_a_pooling_head_may_have_a_class_token(name):
+def test_pooling_head_may_have_a_class_token(name):
   assert abstract({"name": name, "class_token": True}).prefix == {"cls": 1}
 
 
@@ -45,7 +45,7 @@ def test_flat_arguments_select_the_same_head(name):
   assert models.bind(Choice("ViT-mu/8", flags)) == nested
 
 
-def test_flat_arguments_of_a_published_head_are_kept():
+def test_flat_arguments_override_a_published_head():
   name = "vit_small_patch16_dinov3"  # pools the patches, with a class token
   without = models.bind(Choice(name, {"class_token": False})).args["head"]
   assert (without.name, without.args["class_token"]) == ("gap", False)
@@ -65,7 +65,7 @@ def test_the_last_layers_have_the_stated_initial_values():
 
 
 @pytest.mark.heavy
-def test_logits_are_the_last_layer_of_the_tanh_of_the_layer_before():
+def test_pre_logits_layer_applies_tanh_before_the_head():
   model = modules.model(head={"name": "gap", "pre_logits": 12, "std": 0.02}, depth=1)
   outputs = model.outputs(jnp.asarray(modules.images()), None)
   tokens = np.asarray(outputs.tokens).mean(1)

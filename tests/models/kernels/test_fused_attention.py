@@ -1,4 +1,4 @@
-"""Fused attention against a plain formulation, interpreted on the CPU, and what is lowered for a TPU."""
+"""Tests of fused attention: interpreted on the CPU against a plain formulation, and lowered for a TPU."""
 
 import functools
 import re
@@ -15,11 +15,11 @@ from vit_jax.models.kernels.fused_attention import fused_attention
 
 pytestmark = pytest.mark.heavy
 
-TOLERANCE = {"float32": 3e-6, "bfloat16": 1.5e-2}  # of the largest value: a few roundings of each
+TOLERANCE = {"float32": 3e-6, "bfloat16": 1.5e-2}  # relative to the largest value: a few rounding errors of each type
 
 
 def plain(query, key, value, query_bias, value_bias, heads):
-  """The definition, in float32."""
+  """Computes attention from its definition in float32."""
   query, key, value = (x.astype(jnp.float32).reshape(*x.shape[:2], heads, -1) for x in (query, key, value))
   size = query.shape[-1]
   if query_bias is not None:
@@ -32,7 +32,7 @@ def plain(query, key, value, query_bias, value_bias, heads):
 
 
 def draw(batch, tokens, heads, size, dtype, scale=1.0):
-  """Query, key, value, gradient of the context, two biases."""
+  """Draws query, key, value, the gradient of the context and two biases."""
   keys = jax.random.split(jax.random.key(batch * tokens + heads * size), 6)
   arrays = [jax.random.normal(key, (batch, tokens, heads * size)).astype(dtype) for key in keys[:4]]
   arrays[0] = arrays[0] * scale
@@ -40,9 +40,9 @@ def draw(batch, tokens, heads, size, dtype, scale=1.0):
 
 
 def run(attention, heads, query, key, value, gradient, query_bias, value_bias):
-  """Context and the gradients of all that is not None, as float32."""
+  """Returns the context, and the gradients of all arrays that are not None, as float32."""
 
-  # The gradient is an argument: XLA's CPU folds constants wrongly that pass through a bitcast between widths.
+  # The gradient is an argument because XLA on CPU folds constants incorrectly through a bitcast between widths.
   @jax.jit
   def both(arrays, gradient):
     context, backward = jax.vjp(lambda x: attention(*x, heads), arrays)
@@ -68,7 +68,7 @@ CASES = (  # batch, tokens, heads, size, dtype
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_context_and_all_five_gradients_are_those_of_the_definition(case):
+def test_context_and_all_five_gradients_match_the_definition(case):
   check(case[2], draw(*case), case[-1])
 
 
@@ -76,7 +76,7 @@ def test_context_and_all_five_gradients_are_those_of_the_definition(case):
   "case, memory",  # in units of 2**19 bytes
   [((2, 50, 4, 64, "bfloat16"), 1), ((1, 75, 8, 80, "float32"), 8), ((1, 97, 3, 64, "bfloat16"), 3)],
 )
-def test_cut_into_chunks_of_queries_and_blocks_of_heads_it_is_the_same(case, memory, monkeypatch):
+def test_chunks_of_queries_and_blocks_of_heads_give_the_same_result(case, memory, monkeypatch):
   monkeypatch.setattr(tiling, "VMEM", memory * 2**19)
   arrays = draw(*case)
   layout = tiling.cut(*arrays[:3], case[2])
@@ -84,26 +84,26 @@ def test_cut_into_chunks_of_queries_and_blocks_of_heads_it_is_the_same(case, mem
   check(case[2], arrays, case[-1])
 
 
-def test_without_biases_there_are_three_gradients():
+def test_kernel_without_biases_matches_the_definition():
   *arrays, _, _ = draw(2, 17, 3, 64, "float32")
   check(3, (*arrays, None, None), "float32")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_scores_of_ten_thousands_do_not_overflow(dtype):
+def test_large_scores_do_not_overflow(dtype):
   arrays = draw(1, 17, 2, 64, dtype, scale=1e4)
   context, *gradients = run(fused_attention, 2, *arrays)
   assert all(np.isfinite(x).all() for x in gradients)
   np.testing.assert_allclose(context, run(plain, 2, *arrays)[0], rtol=0, atol=0.05 if dtype == "bfloat16" else 0.01)
 
 
-def test_scores_far_below_zero_do_not_vanish():
+def test_very_negative_scores_do_not_underflow():
   query, key, value, *others = draw(1, 17, 2, 64, "float32")
   arrays = (jnp.abs(query), -100 - jnp.abs(key), value, *others)
   np.testing.assert_allclose(run(fused_attention, 2, *arrays)[0], run(plain, 2, *arrays)[0], rtol=0, atol=2e-4)
 
 
-def test_under_shard_map_a_replicated_bias_gets_the_gradient_of_all_images():
+def test_replicated_bias_under_shard_map_gets_the_gradient_of_all_images():
   *arrays, gradient, query_bias, value_bias = draw(8, 17, 2, 64, "float32")
   mesh = jax.make_mesh((8,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
   split, whole = PartitionSpec("batch"), PartitionSpec()
@@ -133,17 +133,17 @@ def lowered(platform, batch=2, tokens=196, heads=12, size=64):
 
 
 @pytest.mark.parametrize("tokens, heads, size", [(196, 12, 64), (197, 16, 64), (256, 16, 80), (1025, 12, 64)])
-def test_for_a_tpu_it_is_two_kernels_and_no_array_of_tokens_by_tokens(tokens, heads, size):
+def test_tpu_program_has_two_kernels_and_no_token_by_token_array(tokens, heads, size):
   text = lowered("tpu", tokens=tokens, heads=heads, size=size)
   assert text.count("@tpu_custom_call") == 2
   assert "stablehlo.while" not in text  # of the interpreter
   shapes = [tuple(map(int, shape.split("x")[:-1])) for shape in re.findall(r"tensor<((?:\d+x)+)(?:bf16|f32)>", text)]
   assert len(shapes) > 10
-  # As large as the arguments; padding aside, no larger.
+  # The largest array has the size of the arguments, apart from padding.
   assert 1 <= max(np.prod(shape) for shape in shapes) / (2 * tokens * heads * size) < 1.1
 
 
-def test_for_a_cpu_it_is_interpreted():
+def test_cpu_program_interprets_the_kernel():
   assert "tpu_custom_call" not in lowered("cpu", tokens=5, heads=2, size=16)
 
 
@@ -160,13 +160,13 @@ def test_for_a_cpu_it_is_interpreted():
     (((1, 9000, 64),) * 3, 1, "float32", "9000 tokens"),
   ],
 )
-def test_what_it_is_not_made_for_is_an_error_that_says_what_else_to_take(shapes, heads, dtype, message):
+def test_unsupported_shapes_are_errors_that_suggest_xla_attention(shapes, heads, dtype, message):
   with pytest.raises(schema.ConfigError, match=message) as error:
     fused_attention(*(jnp.zeros(shape, dtype) for shape in shapes), None, None, heads)
   assert 'attention="xla"' in str(error.value)
 
 
-def test_a_bias_of_another_shape_is_an_error():
+def test_bias_of_another_shape_is_an_error():
   x = jnp.zeros((1, 5, 64))
   with pytest.raises(schema.ConfigError, match=r"value bias .* \(2, 32\). Allowed: \(64,\)"):
     fused_attention(x, x, x, None, jnp.zeros((2, 32)), 2)

@@ -1,4 +1,4 @@
-"""What the attention kernel does to queries and keys, beside the modules that do it elsewhere; and its gradient."""
+"""Tests of norms and rotations in the attention kernel, and their gradients, against a plain formulation."""
 
 import functools
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.heavy
 
 
 def plain(query, key, value, gains, angles, heads, eps=1e-5):
-  """Normalised, turned, then attention, in float32."""
+  """Normalises and rotates queries and keys, then computes attention in float32."""
   size = query.shape[-1] // heads
   query, key, value = (x.astype(jnp.float32).reshape(*x.shape[:2], heads, size) for x in (query, key, value))
   if gains is not None:
@@ -59,14 +59,14 @@ CASES = (  # tokens, heads, size, dtype
 
 @pytest.mark.parametrize(("normed", "turned"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_queries_and_keys_are_placed_and_all_gradients_are_those_of_the_definition(case, normed, turned):
+def test_normalised_and_rotated_attention_matches_the_definition(case, normed, turned):
   arguments = draw(*case, normed, turned)
   tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[case[-1]]
   for mine, other in zip(both(fused, *arguments), both(plain, *arguments), strict=True):
     np.testing.assert_allclose(mine, other, rtol=0, atol=tolerance * max(np.abs(other).max(), 1))
 
 
-def test_cut_into_chunks_of_queries_it_is_the_same(monkeypatch):
+def test_chunks_of_queries_give_the_same_result(monkeypatch):
   monkeypatch.setattr(tiling, "VMEM", 2**20)
   arguments = draw(75, 2, 64, "bfloat16", True, True)
   layout = tiling.cut(*arguments[0], 2, placed=True)
@@ -75,7 +75,7 @@ def test_cut_into_chunks_of_queries_it_is_the_same(monkeypatch):
     np.testing.assert_allclose(mine, other, rtol=0, atol=2e-2 * max(np.abs(other).max(), 1))
 
 
-def test_heads_that_do_not_fill_lanes_are_refused():
+def test_head_size_that_does_not_divide_the_lanes_is_an_error():
   arrays, gains, angles, heads, _ = draw(9, 2, 80, "float32", True, True)
   assert not query_key.supports(80) and not query_key.supports(1) and query_key.supports(64)
   with pytest.raises(schema.ConfigError, match=r"a size that divides 128, not 80.*attention=\"xla\""):
@@ -83,7 +83,7 @@ def test_heads_that_do_not_fill_lanes_are_refused():
 
 
 @pytest.mark.parametrize(("heads", "size"), [(12, 64), (8, 128)])
-def test_for_a_tpu_nothing_is_placed_outside_of_the_kernel(heads, size):
+def test_tpu_program_normalises_and_rotates_inside_the_kernel(heads, size):
   arrays, gains, angles, *_ = draw(197, heads, size, "bfloat16", True, True)
   text = (
     jax.jit(functools.partial(fused, angles=angles, heads=heads))

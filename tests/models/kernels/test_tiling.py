@@ -1,4 +1,4 @@
-"""Where heads lie in groups of lanes, and how much of attention's arrays a step takes."""
+"""Tests of tiling: the lanes of each head, and the amount of attention's arrays that one step processes."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def cut(batch, tokens, heads, size, dtype="bfloat16"):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("heads, size", [(12, 64), (3, 64), (4, 32), (16, 80), (3, 80), (4, 88), (4, 104), (2, 128)])
-def test_gathered_heads_hold_their_own_lanes_once_and_scatter_back(heads, size):
+def test_gathered_heads_contain_their_lanes_once_and_scatter_back(heads, size):
   layout = cut(1, 8, heads, size)._replace(lanes=-(-heads * size // 128) * 128)
   x = np.arange(1, layout.lanes + 1, dtype=np.float32)[None]
   groups, back = {i: jnp.asarray(x[:, tiling.slice_group(i)]) for i in range(layout.lanes // 128)}, {}
@@ -33,7 +33,7 @@ def test_gathered_heads_hold_their_own_lanes_once_and_scatter_back(heads, size):
   "shape, lanes_of_step, chunk, images",
   [((32, 196, 12, 64), 768, 208, 1), ((32, 196, 6, 64), 384, 208, 2), ((32, 256, 16, 80), 640, 256, 1)],
 )
-def test_a_step_takes_about_twelve_heads_and_all_queries_where_they_fit(shape, lanes_of_step, chunk, images):
+def test_step_processes_up_to_twelve_heads_and_all_queries_if_they_fit(shape, lanes_of_step, chunk, images):
   layout = cut(*shape)
   assert (layout.lanes, layout.chunk, layout.images) == (lanes_of_step, chunk, images)
 

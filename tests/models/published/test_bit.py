@@ -1,11 +1,11 @@
-"""Published BiT models: parameter counts."""
+"""Tests of published BiT models: parameter counts."""
 
 import pytest
 
 from tests import modules
 from vit_jax.models.published import bit as published
 
-COUNTS = {  # 1000 classes; what timm 1.0.31 counts in its resnetv2_*_bit
+COUNTS = {  # 1000 classes; counted with timm 1.0.31 (resnetv2_*_bit)
   "R50x1": 25_549_352,
   "R50x3": 217_319_080,
   "R101x1": 44_541_480,
@@ -17,13 +17,13 @@ COUNTS = {  # 1000 classes; what timm 1.0.31 counts in its resnetv2_*_bit
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", COUNTS)
-def test_parameter_counts_are_the_published_ones(name):
+def test_parameter_counts_match_the_published_counts(name):
   assert modules.count(name) == COUNTS[name]
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", published.SIZES)
-def test_parameters_of_every_size_add_up(name):
+def test_parameter_count_of_every_size_matches_the_formula(name):
   factor, stages = published.SIZES[name]
   channels = 64 * factor
   expected = 7 * 7 * 3 * channels

@@ -1,11 +1,11 @@
-"""Published compact transformers: parameter counts of the official code."""
+"""Tests of published compact transformers: parameter counts against the official code."""
 
 import pytest
 
 from tests import modules
 from vit_jax.models.published import compact
 
-COUNTS = {
+COUNTS = {  # counted by instantiating the official code: learned position table, frozen sine table
   "vit_2_4_32": (214666, 206346),
   "vit_4_4_32": (413066, 404746),
   "vit_6_4_32": (3190538, 3173898),
@@ -29,7 +29,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_parameter_counts_are_those_of_the_official_code(name):
+def test_parameter_counts_match_the_official_code(name):
   learned, fixed = COUNTS[name]
   assert modules.count(name, scan=True) == learned
   if fixed:
@@ -37,10 +37,10 @@ def test_parameter_counts_are_those_of_the_official_code(name):
     assert modules.count(sine, scan=True) == fixed
 
 
-def test_every_variant_has_its_count_checked():
+def test_every_variant_has_a_count():
   assert len(compact.VARIANTS) == 35  # 8 ViT-Lite, 8 CVT, 19 CCT
   assert set(COUNTS) == {name for name in compact.VARIANTS if "_sine" not in name}
 
 
-def test_scanned_and_unrolled_have_equally_many_parameters():
+def test_scanning_does_not_change_the_parameter_count():
   assert modules.count("cct_7_3x1_32") == modules.count("cct_7_3x1_32", scan=True)

@@ -1,4 +1,4 @@
-"""Published EfficientNets: parameter counts, multiply-adds, widths."""
+"""Tests of published EfficientNets: parameter counts, multiply-adds and widths."""
 
 import jax
 import numpy as np
@@ -25,13 +25,13 @@ COUNTS = {
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("size", COUNTS)
-def test_parameter_counts_are_the_published_ones(size):
+def test_parameter_counts_match_the_published_counts(size):
   assert modules.count(f"efficientnet_{size}") == COUNTS[size]
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("size", "billions"), [("b0", 0.39), ("b3", 1.8)])
-def test_multiply_adds_are_the_papers(size, billions):
+def test_multiply_adds_match_the_paper(size, billions):
   model = modules.abstract(f"efficientnet_{size}")
   side = published.SIZES[size].image_size
   image = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
@@ -43,11 +43,11 @@ def test_multiply_adds_are_the_papers(size, billions):
   ("base", "factor", "expected"),
   [(32, 1.0, 32), (32, 1.1, 32), (16, 1.1, 16), (24, 1.2, 32), (40, 1.4, 56), (16, 0.25, 8), (80, 0.25, 24)],
 )
-def test_widths_are_multiples_of_8_and_lose_no_more_than_a_tenth(base, factor, expected):
+def test_widths_are_multiples_of_8_and_at_least_90_percent(base, factor, expected):
   assert published.round_channels(base, factor) == expected
 
 
-def test_both_kinds_of_a_size_differ_in_how_they_compute():
+def test_torch_and_tf_variants_differ_in_padding_and_eps():
   kinds = [models.find(f"{prefix}efficientnet_b3") for prefix in ("", "tf_")]
   bound = [schema.bind(Choice("x"), (kind.make,)).args for kind in kinds]
   assert [(b["padding"], b["eps"], b["dropout"]) for b in bound] == [("symmetric", 1e-5, 0.3), ("same", 1e-3, 0.3)]

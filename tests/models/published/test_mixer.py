@@ -1,4 +1,4 @@
-"""Published MLP-Mixers: parameter counts."""
+"""Tests of published MLP-Mixers: parameter counts."""
 
 import pytest
 
@@ -9,12 +9,12 @@ COUNTS = {"Mixer-B/16": 59_880_472, "Mixer-B/32": 60_293_428, "Mixer-L/16": 208_
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_parameter_counts_are_the_published_ones(name):
+def test_parameter_counts_match_the_published_counts(name):
   assert modules.count(name, scan=True) == COUNTS[name]
 
 
 @pytest.mark.parametrize("name", published.VARIANTS)
-def test_parameters_of_every_name_add_up(name):
+def test_parameter_count_of_every_name_matches_the_formula(name):
   size, patch, _ = published.VARIANTS[name]
   d, depth, f, g = published.SIZES[size]
   n = (224 // patch) ** 2

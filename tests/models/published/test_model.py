@@ -1,4 +1,4 @@
-"""A published model: whose function it is, with which defaults of its own."""
+"""Tests of published models: the function that builds one, and its defaults."""
 
 import inspect
 import subprocess
@@ -12,7 +12,7 @@ from vit_jax.models.published.model import published
 pytestmark = pytest.mark.heavy
 
 
-def test_a_model_keeps_the_schema_of_its_function_and_brings_its_own_defaults():
+def test_model_keeps_its_function_s_schema_and_sets_its_own_defaults():
   made = published("bit:bit", (1, (2, 2)), image_size=96, stages=(1,))
   assert made.make.func is bit.bit and made.make.args == ((1, (2, 2)),)
   assert made.make.__annotations__ == bit.bit.__annotations__
@@ -24,7 +24,7 @@ def test_a_model_keeps_the_schema_of_its_function_and_brings_its_own_defaults():
   assert made.sharding is bit.SHARDING and isinstance(made.order, parameters.Order)
 
 
-def test_a_family_is_imported_when_it_is_asked_for():
+def test_family_is_imported_at_its_first_lookup():
   code = """
 import sys
 from vit_jax import models

@@ -1,4 +1,4 @@
-"""Vision Transformers of today: exact parameter counts of every name, as their publishers' code has them."""
+"""Tests of exact parameter counts of modern Vision Transformers against the publishers' code."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests import modules
 from vit_jax import models
 from vit_jax.models.published import modern
 
-# Made with timm 1.0.31, but for ViT-5, whose counts follow from its authors' code (wangf3014/ViT-5 at `b7b0796`).
+# Counted with timm 1.0.31. The counts of ViT-5 come from its authors' code (wangf3014/ViT-5 at `b7b0796`).
 COUNTS = {
   "deit3_base_patch16_224": 86_585_320,
   "deit3_base_patch16_384": 86_877_160,
@@ -130,15 +130,15 @@ COUNTS = {
 
 
 @pytest.mark.sample(5)
-@pytest.mark.heavy  # a second for a dozen
+@pytest.mark.heavy  # one second for 12 names
 @pytest.mark.parametrize("name", modern.NAMES)
-def test_parameter_counts_are_the_publishers(name):
+def test_parameter_counts_match_the_publishers_code(name):
   assert modules.count(name, scan=True) == COUNTS[name]
 
 
-def test_every_count_is_of_a_name():
+def test_every_name_has_a_count():
   assert COUNTS.keys() == modern.NAMES.keys()
 
 
-def test_a_patch_of_14_leaves_the_border_of_384_pixels_out():
+def test_siglip_384_with_patch_14_has_378_pixels():
   assert models.find("vit_so400m_patch14_siglip_384").image_size == 27 * 14

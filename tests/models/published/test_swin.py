@@ -1,4 +1,4 @@
-"""Published Swin Transformers: parameter counts."""
+"""Tests of published Swin Transformers: parameter counts."""
 
 import pytest
 
@@ -15,18 +15,18 @@ COUNTS = {  # 1000 classes
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", COUNTS)
-def test_parameter_counts_are_the_published_ones(name):
+def test_parameter_counts_match_the_published_counts(name):
   assert modules.count(name) == COUNTS[name]
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", published.VARIANTS)
-def test_parameters_of_every_name_add_up(name):
+def test_parameter_count_of_every_name_matches_the_formula(name):
   size, window, _ = published.VARIANTS[name]
   width, depths, heads = published.SIZES[size]
   expected = 4 * 4 * 3 * width + width + 2 * width
   for stage, (depth, head) in enumerate(zip(depths, heads, strict=True)):
     d = width * 2**stage
     expected += depth * (12 * d * d + 13 * d + (2 * window - 1) ** 2 * head)
-    expected += stage > 0 and 2 * d * d + 4 * d  # norm and linear map of four times half the width
+    expected += stage > 0 and 2 * d * d + 4 * d  # norm and linear layer, with four times half the width as input
   assert modules.count(name) == expected + 2 * d + d * 1000 + 1000

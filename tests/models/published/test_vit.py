@@ -1,4 +1,4 @@
-"""Published Vision Transformers: parameter counts, spellings."""
+"""Tests of published Vision Transformers: parameter counts and spellings."""
 
 import pytest
 
@@ -37,13 +37,13 @@ COUNTS = {  # 224 px, 1000 classes; asserted by vision_transformer's own tests u
 
 
 @pytest.mark.parametrize("published", COUNTS)
-def test_parameter_counts_are_the_published_ones(published):
+def test_parameter_counts_match_the_published_counts(published):
   name, arguments, count = COUNTS[published]
   assert modules.count(name, scan=True, **arguments) == count
 
 
 @pytest.mark.parametrize("published", COUNTS)
-def test_the_published_spelling_is_another_name_of_the_same_model(published):
+def test_published_spelling_finds_the_same_model(published):
   name, arguments, _ = COUNTS[published]
   if "_" in published and "gap" not in published and not published.startswith("testing"):
     assert models.find(published) is models.find(name)
@@ -51,7 +51,7 @@ def test_the_published_spelling_is_another_name_of_the_same_model(published):
 
 
 @pytest.mark.parametrize("size", vit.SIZES)
-def test_parameters_of_every_size_add_up(size):
+def test_parameter_count_of_every_size_matches_the_formula(size):
   d, depth, _, f = vit.SIZES[size]
   block = 4 * (d * d + d) + (d * f + f) + (f * d + d) + 2 * 2 * d
   expected = (14 * 14 * 3 * d + d) + d + (16 * 16 + 1) * d + depth * block + 2 * d + (d * 1000 + 1000)
