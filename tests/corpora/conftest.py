@@ -1,4 +1,4 @@
-"""Images, and a corpus of them, that tests only read."""
+"""Fixtures of an image folder and of its corpus, which tests only read."""
 
 import pytest
 

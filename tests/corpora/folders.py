@@ -1,4 +1,4 @@
-"""Image folders to make corpora of, and corpora of them."""
+"""Functions that make image folders, and corpora of these folders."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ from vit_jax.data import catalog
 
 
 def folder(root: pathlib.Path, images=12, classes=("cat", "dog"), split="train", form="JPEG") -> pathlib.Path:
-  """Writes `<split>/<class>/<i>.jpg`, so many of each class."""
+  """Writes `<split>/<class>/<i>.jpg`, with `images` files for each class."""
   for label, name in enumerate(classes):
     (root / split / name).mkdir(parents=True, exist_ok=True)
     for i in range(images):
@@ -19,21 +19,21 @@ def folder(root: pathlib.Path, images=12, classes=("cat", "dog"), split="train",
 
 
 def choice(path, **args) -> dict:
-  """The data choice of a folder, bound and plain, as the command line has it."""
+  """Returns the data choice of a folder, bound and converted to plain values, as the command line does."""
   bound = schema.bind(schema.Choice("folder", {"path": str(path), **args}), (catalog.READERS["folder"],))
   return schema.to_plain(bound)
 
 
 def made(path, root, name="corpus", count=1, max_rejected=0.01, **options) -> list[str]:
-  """What `write` says of a corpus of the folder."""
+  """Writes a corpus of a folder and returns the lines of `writer.write`."""
   return writer.write(name, choice(path), plan.CorpusOptions(**options), pathlib.Path(root), count, max_rejected)
 
 
 def source(root, split="train", name="corpus"):
-  """A split of a corpus, as every verb reads it."""
+  """Opens a split of a corpus in the same way as the verbs."""
   return catalog.open_split(schema.Choice("tfds", {"path": f"{root}/{name}/1.0.0"}), split)
 
 
 def shards(root, name="corpus") -> dict[str, bytes]:
-  """The files of records."""
+  """Returns the contents of the record files of a corpus by name."""
   return {file.name: file.read_bytes() for file in pathlib.Path(root, name, "1.0.0").glob("*array_record*")}

@@ -1,4 +1,4 @@
-"""Bad data, a table: each is handled as a user expects, or left out or refused with a line that names it."""
+"""Tests of a table of bad data: each file is kept, rejected with a reason, or refused with a line that names it."""
 
 import dataclasses
 import io
@@ -19,12 +19,12 @@ from vit_jax.data import sources
 from vit_jax.schema import ConfigError
 
 
-def animated(form):
+def make_animation(form):
   frames = [Image.fromarray(picture(seed=seed)) for seed in range(3)]
   return encode(frames[0], form, save_all=True, append_images=frames[1:])
 
 
-def transparent():
+def make_transparent():
   return encode(Image.fromarray(np.dstack([picture(), np.full((60, 80), 7, np.uint8)])))
 
 
@@ -34,7 +34,7 @@ def turned():
   return encode(picture(), "JPEG", exif=exif)
 
 
-# Left out, by name: (the file, what is said).
+# Rejected files by name: (content, pattern of the reason).
 LEFT_OUT = {
   "truncated": (lambda: hostile_images.cut(hostile_images.jpeg(), 0.6), "not a complete image"),
   "truncated, with its end": (
@@ -52,15 +52,15 @@ LEFT_OUT = {
   "a bomb in GIF": (lambda: hostile_images.REFUSED["gif of 65,535 squared"](), "65,535 x 65,535 pixels. Allowed"),
   "a strip": (lambda: encode(np.zeros((1, 500, 3), np.uint8)), "one side up to .* times the other"),
 }
-# Kept, by name: (the file, whether it keeps its bytes).
+# Kept files by name: (content, True if the bytes are unchanged).
 KEPT = {
   "CMYK": (lambda: hostile_images.jpeg(mode="CMYK"), False),
   "gray": (lambda: hostile_images.jpeg(mode="L"), True),
   "16 bits": (hostile_images.WHOLE["gray png of sixteen bits"], True),
-  "alpha": (transparent, True),
+  "alpha": (make_transparent, True),
   "palette": (lambda: encode(Image.fromarray(picture()).convert("P")), True),
-  "animated GIF": (lambda: animated("GIF"), False),
-  "animated PNG": (lambda: animated("PNG"), False),
+  "animated GIF": (lambda: make_animation("GIF"), False),
+  "animated PNG": (lambda: make_animation("PNG"), False),
   "1 x 1": (lambda: encode(picture(1, 1)), True),
   "a panorama of 20,000 pixels": (lambda: encode(cv2.resize(picture(), (20_000, 200)), "JPEG", quality=20), True),
   "turned by EXIF": (turned, False),
@@ -81,7 +81,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-  """A corpus of a folder that has all of it, and what was said."""
+  """The root of a corpus of a folder with all these files, and the lines of the writer."""
   top = tmp_path_factory.mktemp("bad")
   root = folders.folder(top / "photos", 3)
   for name, (make, *_) in (LEFT_OUT | KEPT).items():
@@ -94,12 +94,12 @@ def corpus(tmp_path_factory):
   return top, said
 
 
-def rejected(root):
+def read_rejected(root):
   lines = (root / "data/corpus/1.0.0/rejected.jsonl").read_text().splitlines()
   return {row["file"]: row["reason"] for row in map(json.loads, lines)}
 
 
-def kept(root):
+def read_kept(root):
   import tensorflow_datasets as tfds
 
   examples = tfds.builder_from_directory(root / "data/corpus/1.0.0").as_data_source(
@@ -109,15 +109,15 @@ def kept(root):
 
 
 @pytest.mark.parametrize("name", LEFT_OUT)
-def test_what_is_no_whole_image_is_left_out_with_its_reason(corpus, name):
-  assert re.search(LEFT_OUT[name][1], rejected(corpus[0])[f"train/cat/{name}.jpg"])
-  assert f"train/cat/{name}.jpg" not in kept(corpus[0])
+def test_incomplete_image_is_rejected_with_its_reason(corpus, name):
+  assert re.search(LEFT_OUT[name][1], read_rejected(corpus[0])[f"train/cat/{name}.jpg"])
+  assert f"train/cat/{name}.jpg" not in read_kept(corpus[0])
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_is_odd_and_whole_is_kept_with_its_pixels(corpus, name):
+def test_unusual_but_complete_image_keeps_its_pixels(corpus, name):
   data, same = KEPT[name][0](), KEPT[name][1]
-  stored = kept(corpus[0])[f"train/cat/{name}.jpg"]
+  stored = read_kept(corpus[0])[f"train/cat/{name}.jpg"]
   assert (stored == data) == same
   image = Image.open(io.BytesIO(stored))
   assert image.format in ("JPEG", "PNG") and image.mode != "CMYK"
@@ -136,45 +136,47 @@ def test_what_is_odd_and_whole_is_kept_with_its_pixels(corpus, name):
     "100 GB with holes": "100,000,000,000 bytes. Allowed",
   }.items(),
 )
-def test_what_is_no_readable_file_is_left_out_with_its_reason(corpus, name, reason):
-  assert re.search(reason, rejected(corpus[0])[f"train/dog/{name}.jpg"])
+def test_unreadable_file_is_rejected_with_its_reason(corpus, name, reason):
+  assert re.search(reason, read_rejected(corpus[0])[f"train/dog/{name}.jpg"])
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_an_odd_name_is_kept(corpus, name):
-  assert f"train/dog/{name}" in kept(corpus[0])
+def test_unusual_file_name_is_kept(corpus, name):
+  assert f"train/dog/{name}" in read_kept(corpus[0])
 
 
-def test_all_are_counted(corpus):
+def test_kept_and_rejected_images_are_counted(corpus):
   root, said = corpus
-  assert len(rejected(root)) == len(LEFT_OUT) + 5
-  assert len(kept(root)) == 6 + len(KEPT) + len(NAMES)
+  assert len(read_rejected(root)) == len(LEFT_OUT) + 5
+  assert len(read_kept(root)) == 6 + len(KEPT) + len(NAMES)
   assert any(line.startswith(f"{len(LEFT_OUT) + 5} rejected") for line in said)
   bombs = next(line for line in said if "data.max_pixels" in line)
   assert re.match(r" +\d  (such as )?train/cat/a bomb in (GIF|JPEG|PNG).jpg: \d\d,\d{3} x \d\d,\d{3} pixels", bombs)
   assert said[-1] == f"train on it with --config.data.name=tfds --config.data.path={root}/data/corpus/1.0.0"
 
 
-def labelled(*labels, most=1):
-  """A source of one good image under these labels."""
+def make_labelled(*labels, most=1):
+  """Returns a source that gives the same good image for each of these labels."""
   return sources.Source(
     "set", "all", ("a", "b"), len(labels), lambda i: (encode(picture()), labels[i]), lambda i: f"set, record {i}", most
   )
 
 
-def test_a_label_out_of_range_is_left_out():
-  maker = record_maker.RecordMaker(labelled(1, 2, -1))
+def test_label_out_of_range_is_rejected():
+  maker = record_maker.RecordMaker(make_labelled(1, 2, -1))
   assert [record.rejected for record in maker.records(range(3))] == [
     None, "label 2 is not one of 2 classes", "label -1 is not one of 2 classes"
   ]  # fmt: skip
 
 
-def test_several_labels_are_kept_and_none_is_left_out_where_each_image_has_one():
-  assert [record.labels for record in record_maker.RecordMaker(labelled((0, 1), (), most=2)).records(range(2))] == [
+def test_missing_label_is_rejected_only_in_a_single_label_dataset():
+  assert [
+    record.labels for record in record_maker.RecordMaker(make_labelled((0, 1), (), most=2)).records(range(2))
+  ] == [
     (0, 1),
     (),
   ]
-  (record,) = record_maker.RecordMaker(labelled(())).records(range(1))
+  (record,) = record_maker.RecordMaker(make_labelled(())).records(range(1))
   assert record.rejected == "0 labels. Allowed: one label per image"
 
 
@@ -183,17 +185,17 @@ def test_several_labels_are_kept_and_none_is_left_out_where_each_image_has_one()
   [("ü", b"\xc3\xbc"), ("no\udcffunicode", b"no\xffunicode"), ("\ud800", b"\xed\xa0\x80"), ("\ud800\udcff", None)],
   ids=ascii,
 )
-def test_an_image_is_kept_whatever_it_is_called(name, stored):
+def test_image_with_any_name_is_kept(name, stored):
   from tensorflow_datasets.proto import tf_example_pb2
 
-  source = dataclasses.replace(labelled(1), identify=lambda i: name)
+  source = dataclasses.replace(make_labelled(1), identify=lambda i: name)
   (record,) = record_maker.RecordMaker(source).records(range(1))
   assert record.rejected is None
   (kept,) = tf_example_pb2.Example.FromString(record.data).features.feature["id"].bytes_list.value
   assert kept == stored or (stored is None and kept.decode("utf-8", "surrogatepass") == name)
 
 
-def test_a_disk_that_fails_is_no_bad_image():
+def test_disk_error_does_not_reject_an_image():
   def read(i):
     raise OSError(5, "Input/output error")
 
@@ -202,14 +204,14 @@ def test_a_disk_that_fails_is_no_bad_image():
     list(record_maker.RecordMaker(source).records(range(1)))
 
 
-def test_an_empty_class_is_refused_by_name(tmp_path):
+def test_empty_class_is_refused_by_name(tmp_path):
   root = folders.folder(tmp_path / "photos")
   (root / "train/empty").mkdir()
   with pytest.raises(ConfigError, match=r"data.path: class folder '.*train/empty' contains no image"):
     folders.made(root, tmp_path / "data")
 
 
-def test_classes_that_differ_only_in_case_stay_apart_and_are_named(tmp_path, capsys):
+def test_classes_that_differ_only_in_case_stay_separate_and_are_named(tmp_path, capsys):
   root = folders.folder(tmp_path / "photos", 6, ("cat", "Cat", "dog"))
   folders.made(root, tmp_path / "data")
   assert (
@@ -219,7 +221,7 @@ def test_classes_that_differ_only_in_case_stay_apart_and_are_named(tmp_path, cap
 
 
 @pytest.mark.parametrize("name", ["of two\nlines", " blank", "no\udcffunicode"], ids=ascii)
-def test_a_class_that_is_no_line_of_text_is_refused(tmp_path, name):
+def test_class_name_that_is_not_one_line_of_text_is_refused(tmp_path, name):
   root = folders.folder(tmp_path / "photos", 2, ("cat", name))
   with pytest.raises(ConfigError, match=r"data: class .* cannot be stored by TFDS"):
     folders.made(root, tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Datasets of the catalog on a disk or in a bucket, once and whole or not at all."""
+"""Tests that datasets of the catalog are prepared once and completely, on a disk or in a bucket."""
 
 import dataclasses
 import signal
@@ -27,7 +27,7 @@ def all_records(source):
   return [source.read(i) for i in range(len(source))]
 
 
-def test_the_digits_are_all_there_once(data_dir):
+def test_each_digit_is_stored_once(data_dir):
   train, test = (
     catalog.open_split(schema.Choice("digits", {"path": str(data_dir)}), split) for split in ("train", "test")
   )
@@ -37,26 +37,26 @@ def test_the_digits_are_all_there_once(data_dir):
     (digits.encode_png(ink), int(label)) for ink, label in zip(original.images, original.target, strict=True)
   )
   assert sorted(all_records(train) + all_records(test)) == expected
-  # A permutation, not the order of writers: each class in both splits, as often as a fair draw gives.
+  # The order is a permutation instead of the order of writers, so each class has a fair share in both splits.
   counts = np.bincount([label for _, label in all_records(test)], minlength=10)
   assert counts.sum() == 360 and counts.min() > 20 and counts.max() < 55
 
 
-def test_preparing_again_does_nothing_and_says_so(data_dir):
+def test_second_preparation_changes_no_file_and_reports_it(data_dir):
   before = {file: file.stat().st_mtime_ns for file in data_dir.rglob("*")}
   assert builders.prepare_dataset("digits", str(data_dir)) == f"digits is already prepared at {data_dir}/digits/1.0.0"
   assert {file: file.stat().st_mtime_ns for file in data_dir.rglob("*")} == before
 
 
-def test_the_same_bytes_are_written_every_time(data_dir, tmp_path):
+def test_preparation_writes_the_same_bytes_every_time(data_dir, tmp_path):
   builders.prepare_dataset("digits", str(tmp_path))
   for file in (data_dir / "digits/1.0.0").glob("*array_record*"):
     assert (tmp_path / "digits/1.0.0" / file.name).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.long
-def test_killed_halfway_it_leaves_nothing_that_looks_complete(tmp_path):
-  # Stops between the first and the second split, in the middle of the writing, and waits to be killed.
+def test_killed_preparation_leaves_no_dataset_that_looks_complete(tmp_path):
+  # The program stops in the middle of the second split and waits until the test kills it.
   code = f"""
 import pathlib, time
 from vit_jax.corpora import builders
@@ -87,7 +87,7 @@ builders.prepare_dataset("digits", {str(tmp_path / "data")!r})
   assert len(catalog.open_split(schema.Choice("digits", {"path": str(tmp_path / "data")}), "train")) == 1437
 
 
-def test_generated_signs_are_written_as_they_are_drawn(tmp_path, monkeypatch):
+def test_generated_glyphs_are_stored_as_drawn(tmp_path, monkeypatch):
   monkeypatch.setattr(glyphs, "TRAIN", 400)
   monkeypatch.setattr(glyphs, "TEST", 200)
   row = dataclasses.replace(catalog.CATALOG["glyphs"], splits={"train": 400, "test": 200})
@@ -98,7 +98,7 @@ def test_generated_signs_are_written_as_they_are_drawn(tmp_path, monkeypatch):
     assert all_records(source) == [(record["image"].getvalue(), record["label"]) for record in records]
 
 
-def test_generated_scenes_are_written_with_their_masks(tmp_path, monkeypatch):
+def test_generated_scenes_are_stored_with_their_masks(tmp_path, monkeypatch):
   monkeypatch.setattr(scenes, "TRAIN", 30)
   monkeypatch.setattr(scenes, "TEST", 20)
   row = dataclasses.replace(catalog.CATALOG["scenes"], splits={"train": 30, "test": 20})
@@ -113,7 +113,7 @@ def test_generated_scenes_are_written_with_their_masks(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["folder", "tfds"])
-def test_what_needs_no_preparing_says_so(name):
+def test_dataset_without_preparation_is_reported(name):
   with pytest.raises(schema.ConfigError, match="needs no preparation"):
     builders.prepare_dataset(name)
 
@@ -129,21 +129,21 @@ def test_what_needs_no_preparing_says_so(name):
     ("mnist/x=1", "mnist/x=1 cannot be prepared in {}: DatasetBuilder.__init__() got an unexpected keyword argument"),
   ],
 )  # fmt: skip
-def test_a_name_that_tfds_does_not_have_is_one_line(name, said, tmp_path):
+def test_name_that_tfds_does_not_know_is_reported_in_one_line(name, said, tmp_path):
   with pytest.raises(schema.ConfigError) as caught:
     builders.prepare_dataset(name, str(tmp_path))
   assert str(caught.value).startswith(said.format(tmp_path)) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["imagenet21k", "jft300m", "jft3b"])
-def test_what_tfds_cannot_make_says_how_to_give_it(name, tmp_path):
+def test_dataset_without_public_builder_names_the_path_option(name, tmp_path):
   with pytest.raises(
     schema.ConfigError, match=f"{name} has no public builder. Give your own copy: .*--config.data.path=DIR"
   ):
     builders.prepare_dataset(name, str(tmp_path))
 
 
-def test_archives_to_be_fetched_by_hand_are_named_with_their_place(tmp_path):
+def test_manual_archives_are_named_with_their_folder_and_address(tmp_path):
   with pytest.raises(schema.ConfigError) as caught:
     builders.prepare_dataset("imagenet2012", str(tmp_path))
   for part in (f"{tmp_path}/downloads/manual", "ILSVRC2012_img_train.tar", "https://image-net.org/download-images"):
@@ -151,7 +151,7 @@ def test_archives_to_be_fetched_by_hand_are_named_with_their_place(tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name, row in catalog.CATALOG.items() if row.manual])
-def test_what_is_fetched_by_hand_is_asked_for_before_anything_is_downloaded(name, tmp_path):
+def test_missing_manual_files_are_reported_before_any_download(name, tmp_path):
   row, folder = catalog.CATALOG[name], tmp_path / "downloads" / "manual"
   with pytest.raises(schema.ConfigError) as caught:
     builders.prepare_dataset(name, str(tmp_path))
@@ -167,7 +167,7 @@ def test_what_is_fetched_by_hand_is_asked_for_before_anything_is_downloaded(name
 
 
 @pytest.mark.parametrize("name", ["sun397", "eurosat"])
-def test_a_host_that_is_gone_is_named_with_what_to_do_before_it_is_asked(name, tmp_path, monkeypatch, capsys):
+def test_former_host_is_reported_with_a_fix_before_the_download(name, tmp_path, monkeypatch, capsys):
   import tensorflow_datasets
 
   def offline(*_, **__):
@@ -181,7 +181,7 @@ def test_a_host_that_is_gone_is_named_with_what_to_do_before_it_is_asked(name, t
 
 
 @pytest.mark.heavy
-def test_into_a_bucket_it_comes_by_way_of_a_disk_and_what_is_there_is_not_sent_again(bucket, bucket_server, tmp_path,
+def test_bucket_receives_a_local_copy_without_sending_files_again(bucket, bucket_server, tmp_path,
                                                                                     monkeypatch):  # fmt: skip
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
   said = builders.prepare_dataset("digits", str(bucket))
@@ -191,7 +191,7 @@ def test_into_a_bucket_it_comes_by_way_of_a_disk_and_what_is_there_is_not_sent_a
   )
   assert all_records(there) == all_records(here)
   assert builders.prepare_dataset("digits", str(bucket)) == f"digits is already prepared at {bucket}/digits/1.0.0"
-  (bucket / "digits/1.0.0/dataset_info.json").unlink()  # as if it had been killed before the last file
+  (bucket / "digits/1.0.0/dataset_info.json").unlink()  # as after a kill before the last file
   posts = bucket_server.counts["POST"]
   assert "a copy of" in builders.prepare_dataset("digits", str(bucket))
   assert bucket_server.counts["POST"] == posts + 1

@@ -1,4 +1,4 @@
-"""Folders are checked whole: every bad image is named with its reason, and set aside without loss."""
+"""Tests of the check of folders: every bad image is named with its reason and can be moved without loss."""
 
 import errno
 import logging
@@ -26,7 +26,7 @@ BAD = {
 
 @pytest.fixture
 def photos(tmp_path):
-  """24 images of two classes, five bad ones among them, and files that are none."""
+  """24 images of two classes, five of them bad, and files that are not images."""
   root = tmp_path / "photos"
   for name in [f"{label}/{i}.png" for label, count in (("cat", 11), ("dog", 8)) for i in range(count)]:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def photos(tmp_path):
   return root
 
 
-def opened(root, split=None, **args):
+def open_folder(root, split=None, **args):
   choice = schema.bind(schema.Choice("folder", {"path": str(root)} | args), catalog.DATA["folder"], catalog.DATA)
   if split:
     return catalog.open_split(choice, split)
@@ -49,7 +49,7 @@ def names(root):
   return {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file() or file.is_symlink()}
 
 
-def test_every_bad_image_is_named_with_its_reason_and_all_else_is_said(photos):
+def test_check_names_bad_images_and_summarises_the_folder(photos):
   lines, count = check.check_images(photos)
   assert count == 5
   bad = dict(line.removeprefix("bad: ").split(": ", 1) for line in lines if line.startswith("bad: "))
@@ -74,7 +74,7 @@ def across_disks(monkeypatch):
 
 
 @pytest.mark.parametrize("disks", [on_one_disk, across_disks])
-def test_bad_images_are_set_aside_and_a_second_check_has_none(photos, tmp_path, monkeypatch, disks):
+def test_bad_images_are_moved_and_a_second_check_finds_no_more(photos, tmp_path, monkeypatch, disks):
   disks(monkeypatch)
   before = names(photos)
   (photos / "dog/link.jpg").symlink_to("nowhere.jpg")
@@ -90,7 +90,7 @@ def test_bad_images_are_set_aside_and_a_second_check_has_none(photos, tmp_path, 
 
 
 @pytest.mark.parametrize("disks", [on_one_disk, across_disks])
-def test_a_file_that_is_there_is_never_replaced(photos, tmp_path, monkeypatch, disks):
+def test_existing_file_is_never_replaced(photos, tmp_path, monkeypatch, disks):
   disks(monkeypatch)
   there = tmp_path / "aside/cat/torn.jpg"
   there.parent.mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_a_file_that_is_there_is_never_replaced(photos, tmp_path, monkeypatch, d
   assert there.read_bytes() == b"mine" and (photos / "cat/torn.jpg").exists()
 
 
-def test_what_cannot_be_copied_stays_and_leaves_nothing(photos, tmp_path, monkeypatch):
+def test_file_that_cannot_be_copied_stays_in_place(photos, tmp_path, monkeypatch):
   across_disks(monkeypatch)
   os.mkfifo(photos / "cat/pipe.jpg")
   lines, _ = check.check_images(photos, tmp_path / "aside")
@@ -109,9 +109,11 @@ def test_what_cannot_be_copied_stays_and_leaves_nothing(photos, tmp_path, monkey
   assert not (tmp_path / "aside/cat/pipe.jpg").exists() and (photos / "cat/pipe.jpg").exists()
 
 
-def test_images_that_change_their_split_because_others_are_set_aside_are_counted(photos, tmp_path):
+def test_images_that_change_their_split_after_a_move_are_counted(photos, tmp_path):
   def members():
-    return {split: set(image_names(opened(photos, validation=0.1, split=split))) for split in ("train", "val", "test")}
+    return {
+      split: set(image_names(open_folder(photos, validation=0.1, split=split))) for split in ("train", "val", "test")
+    }
 
   for name in BAD:
     (photos / name).unlink()
@@ -134,14 +136,14 @@ def test_images_that_change_their_split_because_others_are_set_aside_are_counted
 
 
 @pytest.mark.parametrize("aside", ["", "bad", "cat/bad", "link"])
-def test_bad_images_do_not_become_a_class(photos, aside):
+def test_bad_images_do_not_become_a_class_of_the_folder(photos, aside):
   (photos.parent / "else").symlink_to(photos)
   target = photos.parent / "else/x" if aside == "link" else photos / aside
   with pytest.raises(schema.ConfigError, match=r"--move-bad: .* would become one of its classes"):
     check.check_images(photos, target)
 
 
-def test_links_that_lead_back_are_not_followed_and_named(photos):
+def test_cyclic_links_are_named_and_not_followed(photos):
   (photos / "cat/up").symlink_to("..")
   (photos / "same").symlink_to("cat")
   lines, count = check.check_images(photos)
@@ -151,7 +153,7 @@ def test_links_that_lead_back_are_not_followed_and_named(photos):
   assert any("runs cannot read it yet" in line and "Remove the link" in line for line in lines)
 
 
-def test_a_flat_folder_is_checked_too(tmp_path):
+def test_flat_folder_is_checked(tmp_path):
   (tmp_path / "1.png").write_bytes(GOOD)
   (tmp_path / "2.png").write_bytes(b"x")
   lines, count = check.check_images(tmp_path)
@@ -159,7 +161,7 @@ def test_a_flat_folder_is_checked_too(tmp_path):
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_newcomer_2_a_folder_too_high_cannot_be_read_by_a_run(tmp_path, empty):
+def test_parent_of_a_dataset_folder_is_reported_as_unreadable(tmp_path, empty):
   for file in ("photos/a/1.png", "photos/b/1.png"):
     (tmp_path / file).parent.mkdir(parents=True)
     for number in range(5):
@@ -173,24 +175,24 @@ def test_newcomer_2_a_folder_too_high_cannot_be_read_by_a_run(tmp_path, empty):
   assert not any("no run" in line for line in check.check_images(tmp_path / "photos")[0])
 
 
-def test_a_folder_without_images_or_that_is_not_there_is_an_error(tmp_path):
+def test_missing_or_empty_folder_is_an_error(tmp_path):
   for path, message in ((tmp_path, "no image"), (tmp_path / "x", "no folder")):
     with pytest.raises(schema.ConfigError, match=f"--check: {message}"):
       check.check_images(path)
 
 
-def test_what_may_be_the_disks_fault_makes_no_image_bad(monkeypatch, photos):
+def test_disk_error_does_not_mark_an_image_as_bad(monkeypatch, photos):
   def fails(file):
     raise OSError(errno.EIO, "Input/output error")
 
   monkeypatch.setattr(local_files, "read_file", fails)
   with pytest.raises(images.ImageError, match="Check that its disk"):
     check.check_images(photos)
-  choice, splits = opened(photos)
+  choice, splits = open_folder(photos)
   assert "Check that its disk" in check.check_folder_images(choice, splits, photos)
 
 
-def test_a_bucket_is_not_checked(photos):
+def test_bucket_is_refused(photos):
   with pytest.raises(schema.ConfigError, match="--check: only folders on a disk"):
     check.check_images(epath.Path("gs://bucket/photos"))
   with pytest.raises(schema.ConfigError, match="--check: only folders on a disk"):
@@ -200,29 +202,29 @@ def test_a_bucket_is_not_checked(photos):
 # At the start of a run.
 
 
-def test_a_run_is_refused_with_all_bad_images_of_all_its_splits(photos):
-  choice, splits = opened(photos)
+def test_run_is_refused_with_the_bad_images_of_all_splits(photos):
+  choice, splits = open_folder(photos)
   message = check.check_folder_images(choice, splits, photos)
   assert message.startswith(f"5 of 24 images in '{photos}' are bad") and "--config.data.on_error=skip" in message
   assert f"prepare --check={photos} --move-bad=DIR" in message
   assert {line.split(": ")[0].strip() for line in message.splitlines()[1:]} == BAD.keys()
 
 
-def test_where_they_are_skipped_each_is_a_warning_and_too_many_are_refused(photos, caplog):
-  choice, splits = opened(photos, on_error="skip")
+def test_skipped_images_are_warnings_up_to_a_limit(photos, caplog):
+  choice, splits = open_folder(photos, on_error="skip")
   with caplog.at_level(logging.WARNING):
     assert check.check_folder_images(choice, splits, photos) is None
   assert sum("will be skipped" in record.message for record in caplog.records) == 5
   for i in range(12):
     (photos / f"cat/more{i}.png").write_bytes(b"x")
-  choice, splits = opened(photos, on_error="skip")
+  choice, splits = open_folder(photos, on_error="skip")
   assert "raise --config.data.max_bad" in check.check_folder_images(choice, splits, photos)
-  choice, splits = opened(photos, on_error="skip", max_bad=0.9)
+  choice, splits = open_folder(photos, on_error="skip", max_bad=0.9)
   assert check.check_folder_images(choice, splits, photos) is None
 
 
-def test_a_good_folder_is_no_reason_and_a_large_one_is_not_looked_at(photos, monkeypatch):
-  choice, splits = opened(photos)
+def test_good_folder_is_accepted_and_a_large_one_is_not_checked(photos, monkeypatch):
+  choice, splits = open_folder(photos)
   assert all(check.is_quick(source, photos) for source in splits)
   monkeypatch.setattr(check, "RATE", 1)
   assert not any(check.is_quick(source, photos) for source in splits)
@@ -233,5 +235,5 @@ def test_a_good_folder_is_no_reason_and_a_large_one_is_not_looked_at(photos, mon
   monkeypatch.undo()
   for name in BAD:
     (photos / name).unlink()
-  choice, splits = opened(photos)
+  choice, splits = open_folder(photos)
   assert check.check_folder_images(choice, splits, photos) is None

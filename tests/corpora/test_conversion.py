@@ -1,4 +1,4 @@
-"""One image on its way into a corpus."""
+"""Tests of the conversion of an image for a corpus."""
 
 import io
 
@@ -12,25 +12,25 @@ from vit_jax.corpora import conversion
 from vit_jax.data.decoding import DecodeError
 
 
-def opened(data):
+def open_image(data):
   return Image.open(io.BytesIO(data))
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_is_shown_as_its_orientation_says_and_the_tag_is_gone(form, orientation):
+def test_orientation_is_applied_and_its_tag_is_removed(form, orientation):
   data = tagged(picture(60, 80), orientation, form)
   converted = conversion.convert_image(data)
-  shown = np.asarray(ImageOps.exif_transpose(opened(data)).convert("RGB")).astype(int)
+  shown = np.asarray(ImageOps.exif_transpose(open_image(data)).convert("RGB")).astype(int)
   assert np.abs(converted.pixels.astype(int) - shown).max() <= 3
-  written = opened(converted.data)
+  written = open_image(converted.data)
   assert written.size == shown.shape[1::-1]
   assert np.abs(np.asarray(written.convert("RGB")).astype(int) - shown).mean() < 3
   assert written.getexif().get(ORIENTATION, 1) == 1
   assert ("rotated" in converted.done) == (orientation != 1)
 
 
-def test_what_need_not_change_keeps_its_bytes():
+def test_image_without_need_of_a_change_keeps_its_bytes():
   for data in (
     encode(picture(), "JPEG", quality=30),
     encode(picture()),
@@ -38,11 +38,11 @@ def test_what_need_not_change_keeps_its_bytes():
     encode(picture(), "JPEG", icc_profile=b"a profile of colours" * 9),
   ):
     assert conversion.convert_image(data)[::2] == (data, ())
-    assert conversion.convert_image(data, size=240).data == data  # it is not made larger
+    assert conversion.convert_image(data, size=240).data == data  # images are not enlarged
 
 
 def shares(old, new):
-  """[new, old]: of what share of a new pixel an old one is."""
+  """Returns [new, old] the share of each old pixel in each new pixel."""
   edges = np.arange(new + 1) * old / new
   low, high = np.maximum(edges[:-1, None], np.arange(old)), np.minimum(edges[1:, None], np.arange(old) + 1)
   return np.clip(high - low, 0, None) * new / old
@@ -50,11 +50,11 @@ def shares(old, new):
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("height", "width", "sides"), [(60, 80, (40, 30)), (90, 60, (30, 45)), (61, 200, (98, 30))])
-def test_the_smaller_side_gets_its_size_by_area(form, height, width, sides):
+def test_smaller_side_is_resized_by_area(form, height, width, sides):
   data = encode(picture(height, width), form)
   converted = conversion.convert_image(data, 30)
   assert converted.done == ("resized",)
-  written = opened(converted.data)
+  written = open_image(converted.data)
   assert (written.format, written.size) == (form, sides)
   down, across = shares(height, sides[1]), shares(width, sides[0])
   expected = np.einsum("ij,jkc,lk->ilc", down, decoded(data).astype(float), across, optimize=True)
@@ -63,13 +63,13 @@ def test_the_smaller_side_gets_its_size_by_area(form, height, width, sides):
     assert (np.asarray(written) == converted.pixels).all()
 
 
-def test_it_is_antialiased():
+def test_resize_is_antialiased():
   board = np.indices((64, 64)).sum(0) % 2 * 255
   image = np.repeat(board[..., None], 3, -1).astype(np.uint8)
   assert np.abs(conversion.convert_image(encode(image), 32).pixels.astype(int) - 127).max() <= 1
 
 
-# The others are read by the same function as in a run, whose tests have them all.
+# Runs use the same decoder. Its tests cover all hostile images.
 REFUSED = (
   "nothing",
   "text",
@@ -85,41 +85,41 @@ WHOLE = ("gray jpeg", "cmyk jpeg", "progressive cmyk jpeg", "jpeg with another b
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_whole_image_is_refused(name):
+def test_incomplete_image_is_refused(name):
   with pytest.raises(DecodeError):
     conversion.convert_image(hostile_images.REFUSED[name]())
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_is_odd_and_whole_has_pillows_pixels_and_is_a_jpeg_or_png(name):
+def test_unusual_image_matches_pillow_and_becomes_jpeg_or_png(name):
   data = hostile_images.WHOLE[name]()
   converted = conversion.convert_image(data)
   distance = np.abs(converted.pixels.astype(int) - hostile_images.pillow(data)).max()
   assert distance <= 8
-  written = opened(converted.data)
+  written = open_image(converted.data)
   assert written.format in ("JPEG", "PNG", "MPO") and written.mode != "CMYK"
   assert "encoded" in converted.done or converted.data == data
 
 
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
-def test_of_an_animation_the_first_frame_is_kept(form):
+def test_first_frame_of_an_animation_is_kept(form):
   frames = [Image.fromarray(picture(seed=seed)) for seed in range(3)]
   data = encode(frames[0], form, save_all=True, append_images=frames[1:])
   converted = conversion.convert_image(data)
-  written = opened(converted.data)
+  written = open_image(converted.data)
   assert (written.format, getattr(written, "n_frames", 1), converted.done) == ("PNG", 1, ("encoded",))
-  first = np.asarray(opened(data).convert("RGB")).astype(int)
+  first = np.asarray(open_image(data).convert("RGB")).astype(int)
   assert np.abs(np.asarray(written).astype(int) - first).max() <= 8
 
 
 @pytest.mark.parametrize("exif", [b"", b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0" + b"\xff" * 200])
-def test_damaged_metadata_turn_nothing(exif):
+def test_damaged_metadata_do_not_rotate_an_image(exif):
   data = encode(picture(), "JPEG", exif=exif)
   assert conversion.convert_image(data)[::2] == (data, ())
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 65_535])
-def test_an_orientation_that_exif_does_not_define_turns_nothing(orientation):
+def test_undefined_orientation_does_not_rotate_an_image(orientation):
   data = tagged(picture(), orientation)
   assert conversion.convert_image(data).data == data
 

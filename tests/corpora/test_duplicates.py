@@ -1,4 +1,4 @@
-"""Perceptual hashes, and matching them."""
+"""Tests of perceptual hashes and their index."""
 
 import dataclasses
 import re
@@ -32,19 +32,19 @@ def index(images, distance=duplicates.DISTANCE):
 
 
 @pytest.mark.parametrize("change", ALIKE)
-def test_another_picture_of_the_same_is_a_duplicate(change):
+def test_changed_copy_of_an_image_is_a_duplicate(change):
   matched = index(PHOTOGRAPHS).match(np.ascontiguousarray(ALIKE[change](PHOTOGRAPHS[3])))
   assert (matched["image"], matched["record"], matched["of"], matched["mirrored"]) == ("image 3", 3, "test set", False)
   mirrored = cv2.flip(np.ascontiguousarray(ALIKE[change](PHOTOGRAPHS[3])), 1)
   assert index(PHOTOGRAPHS).match(mirrored)["mirrored"]
 
 
-def test_another_image_is_none():
+def test_different_image_is_not_a_duplicate():
   assert index(PHOTOGRAPHS[:-1]).match(PHOTOGRAPHS[-1]) is None
 
 
 @pytest.mark.parametrize("distance", [0, 3, 6, 20])
-def test_the_index_has_the_nearest_as_a_search_through_all_does(distance):
+def test_index_matches_exhaustive_search(distance):
   rng = np.random.default_rng(0)
   hashes = rng.integers(0, 2**64, 500, dtype=np.uint64)
   found = duplicates.HashIndex(hashes, [], distance)
@@ -60,15 +60,15 @@ def test_the_index_has_the_nearest_as_a_search_through_all_does(distance):
   assert hits > 10
 
 
-def test_few_are_compared():
+def test_index_compares_few_hashes():
   rng = np.random.default_rng(0)
   found = duplicates.HashIndex(rng.integers(0, 2**64, 50_000, dtype=np.uint64), [], 6)
   (low, mask), (keys, _) = found._parts[0], found._tables[0]
   counts = np.bincount(keys.astype(int), minlength=mask + 1)
-  assert low == 0 and counts.max() < 200  # of seven parts
+  assert low == 0 and counts.max() < 200  # the index has seven parts
 
 
-def test_the_page_shows_pairs_and_obeys_no_name(tmp_path, monkeypatch):
+def test_page_shows_pairs_and_escapes_names(tmp_path, monkeypatch):
   monkeypatch.setattr(duplicates, "SHOWN", 1)
   rows = [
     {"file": "<script>\udcff\x1b[2J", "of": "a\x07", "image": "x&y", "record": 1, "distance": 2, "mirrored": True}
@@ -89,13 +89,13 @@ def test_the_page_shows_pairs_and_obeys_no_name(tmp_path, monkeypatch):
   )
 
 
-def test_a_test_image_of_no_use_is_an_error():
+def test_unreadable_test_image_is_an_error():
   nothing = sources.Source("set", "test", ("a",), 9, lambda i: (b"nothing", 0), lambda i: f"set, record {i}")
   with pytest.raises(ConfigError, match=r"--dedup-against: set, record 4: not a complete image"):
     duplicates.hash_record(nothing, 4)
 
 
-def test_b1_a_public_test_image_may_have_bytes_left_over():
+def test_published_test_image_may_have_extraneous_bytes():
   data = hostile_images.REFUSED["jpeg with bytes before its end"]()
   private = sources.Source("set", "test", ("a",), 9, lambda i: (data, 0), lambda i: f"set, record {i}")
   public = dataclasses.replace(private, is_published=lambda i: True)
@@ -106,7 +106,7 @@ def test_b1_a_public_test_image_may_have_bytes_left_over():
     duplicates.hash_record(private, 4)
 
 
-def test_d10_a_split_of_duplicates_alone_names_the_test_set_and_the_fix(tmp_path):
+def test_split_with_only_duplicates_is_refused(tmp_path):
   path = folders.folder(tmp_path / "photos", 3)
   with pytest.raises(ConfigError, match=r"no image is left in split 'train': 6 of 6 images are left out as duplicates"):
     folders.made(path, tmp_path / "data", against=(str(path),), distance=6)

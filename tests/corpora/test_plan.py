@@ -1,4 +1,4 @@
-"""The plan of a corpus."""
+"""Tests of the plan of a corpus."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ PLAN = plan.CorpusPlan(
 
 
 @pytest.mark.parametrize(("length", "shards"), [(1, 1), (2, 1), (10, 3), (1000, 7), (999, 64)])
-def test_shards_cut_the_order_as_tfds_cuts_ordered_keys(length, shards):
+def test_shards_match_tfds_buckets_of_ordered_keys(length, shards):
   from tensorflow_datasets.core import shuffle
 
   split = plan.CorpusSplit("train", 0, length, shards)
@@ -27,7 +27,7 @@ def test_shards_cut_the_order_as_tfds_cuts_ordered_keys(length, shards):
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_each_record_is_there_once_in_an_order_of_the_seed(together):
+def test_each_record_is_listed_once_in_an_order_that_depends_on_the_seed(together):
   split = SPLITS[0]
   orders = [
     [record for shard in range(7) for record in plan.list_numbers(split, split.positions(shard), seed, together)]
@@ -37,14 +37,14 @@ def test_each_record_is_there_once_in_an_order_of_the_seed(together):
   assert sorted(orders[0]) == list(range(5, 1005)) != orders[0]
 
 
-def test_neighbours_of_the_input_are_far_apart_and_read_in_blocks():
+def test_input_is_shuffled_widely_and_read_in_blocks():
   split = plan.CorpusSplit("train", 0, 20_000, 4)
   first = list(plan.list_numbers(split, range(512), 0, True))
   assert max(first) - min(first) > 10_000
-  assert len({record // 32 for record in first}) < 40  # of 512 records alone 350 or so
+  assert len({record // 32 for record in first}) < 40  # 512 single records would be in about 350 blocks
 
 
-def test_it_is_kept_as_json_and_read_again(tmp_path):
+def test_plan_is_stored_as_json_and_read_again(tmp_path):
   assert plan.CorpusPlan.read(json.loads(json.dumps(PLAN.plain()))) == PLAN
   assert not PLAN.check(tmp_path / "plan.json")
   (tmp_path / "plan.json").write_text(json.dumps(PLAN.plain() | {"records": {"train": 9}}))
@@ -62,33 +62,33 @@ def test_it_is_kept_as_json_and_read_again(tmp_path):
     ("form", 2, "form: 1, now 2"),
   ],
 )
-def test_any_other_is_refused_by_what_differs(tmp_path, field, value, said):
+def test_different_plan_is_refused_with_the_difference(tmp_path, field, value, said):
   (tmp_path / "plan.json").write_text(json.dumps(PLAN.plain()))
   with pytest.raises(ConfigError, match=f"started with other input or options .*{said}.*use another name"):
     dataclasses.replace(PLAN, **{field: value}).check(tmp_path / "plan.json")
 
 
 @pytest.mark.parametrize("text", ['{"name": "se', "", "[]", "{}"])
-def test_a_damaged_one_is_refused(tmp_path, text):
+def test_damaged_plan_is_refused(tmp_path, text):
   (tmp_path / "plan.json").write_text(text)
   said = f"^{tmp_path}/plan.json .*damaged.*remove {tmp_path}, and run the same command again"
   with pytest.raises(ConfigError, match=said):
     PLAN.check(tmp_path / "plan.json")
 
 
-def test_splits_are_those_of_the_input_and_none_is_empty():
+def test_splits_match_the_input_without_empty_splits():
   read = lambda i: (bytes(2**20), 0)  # noqa: E731
   parts = ("test", range(0)), ("train", range(3000))
   source = sources.Source("set", "all", ("a",), 3000, read, str, parts=parts)
-  assert plan.plan_splits(source, plan.CorpusOptions()) == (plan.CorpusSplit("train", 0, 3000, 12),)  # of 250 MiB
+  assert plan.plan_splits(source, plan.CorpusOptions()) == (plan.CorpusSplit("train", 0, 3000, 12),)  # of 250 MiB each
   assert plan.plan_splits(source, plan.CorpusOptions(shards=3)) == (plan.CorpusSplit("train", 0, 3000, 3),)
   small = dataclasses.replace(source, read=lambda i: (bytes(10), 0))
   assert plan.plan_splits(small, plan.CorpusOptions()) == (
     plan.CorpusSplit("train", 0, 3000, 6),
-  )  # so that six cores have one each
+  )  # one shard for each of six cores
 
 
-def test_too_little_memory_for_a_sample_does_not_change_the_files():
+def test_memory_error_of_a_sample_is_reported():
   def fail(i):
     raise MemoryError
 

@@ -1,4 +1,4 @@
-"""Tasks of several processes."""
+"""Tests of tasks in several processes."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ from vit_jax.schema import ConfigError, enter_key
 
 
 class Work:
-  """Adds one, or does what a task says."""
+  """Adds one to a numeric task, or fails or stops as a named task requires."""
 
   def __init__(self, lock):
     self.lock = lock
@@ -36,7 +36,7 @@ class Work:
       return task + 1, os.getpid()
 
 
-def results(tasks, count):
+def collect_results(tasks, count):
   heard = []
   with processes.run_tasks(Work, tasks, count, lambda task, words: heard.append((task, words))) as done:
     made = dict(done)
@@ -44,48 +44,48 @@ def results(tasks, count):
   return made
 
 
-def run(tasks, count, heard=lambda *_: None):
+def run_all(tasks, count, heard=lambda *_: None):
   with processes.run_tasks(Work, tasks, count, heard, "task {}".format) as done:
     return list(done)
 
 
-def test_one_process_is_this_one():
-  assert results(range(5), 1) == {task: (task + 1, os.getpid()) for task in range(5)}
+def test_single_process_runs_in_the_caller():
+  assert collect_results(range(5), 1) == {task: (task + 1, os.getpid()) for task in range(5)}
   with pytest.raises(ConfigError, match=r"data\.path: wrong"):
-    run(["mistake"], 1)
+    run_all(["mistake"], 1)
 
 
 @pytest.mark.heavy
-def test_an_error_comes_with_its_place_and_number():
+def test_worker_error_keeps_its_place_and_number():
   with pytest.raises(ConfigError, match=r"data\.path: wrong"):
-    run(["mistake"], 2)
+    run_all(["mistake"], 2)
   with pytest.raises(OSError, match="No space left") as error:
-    run(["disk"], 2)
+    run_all(["disk"], 2)
   assert (error.value.errno, error.value.filename) == (28, "/data/a")
 
 
 @pytest.mark.heavy
-def test_several_do_each_task_once_and_a_death_is_said():
-  made = results(range(9), 2)
+def test_workers_run_each_task_once_and_a_killed_worker_is_reported():
+  made = collect_results(range(9), 2)
   assert [made[task][0] for task in range(9)] == list(range(1, 10))
   assert len({process for _, process in made.values()}) == 2 and os.getpid() not in dict(made.values())
   with pytest.raises(
     runtime.Stop, match=r"was ended by SIGKILL; the same command continues\. If memory ran out"
   ) as stop:
-    run(["die", 1], 2)
+    run_all(["die", 1], 2)
   assert stop.value.code == runtime.EXIT_PEER
 
 
 @pytest.mark.heavy
-def test_one_that_stands_still_is_named_and_ended_at_the_limit(monkeypatch, capsys):
-  def heard(task, words):  # it has started, and stops now
+def test_stopped_worker_is_named_and_killed_at_the_limit(monkeypatch, capsys):
+  def heard(task, words):  # the task has started and stops now
     for name, seconds in (("LOOK", 0.05), ("QUIET", 0.2), ("LIMIT", 0.5)):
       monkeypatch.setattr(processes, name, seconds)
 
   silence = r"worker process \d+ has not reported for"
   said = rf"^{silence} 0.5 s while it processed task stand. It is killed \(SIGKILL\), .*same command continues"
   with pytest.raises(runtime.Stop, match=said) as stop:
-    run(["stand"], 2, heard)
+    run_all(["stand"], 2, heard)
   assert stop.value.code == runtime.EXIT_HANG
   note = rf"note: {silence} 0.2 s while it processed task stand. It is killed after 0.5 s\n"
   assert re.fullmatch(note, capsys.readouterr().out)
@@ -109,20 +109,20 @@ if __name__ == "__main__":
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
-def test_none_is_left_of_a_program_that_is_killed(tmp_path):
+def test_workers_end_if_their_program_is_killed(tmp_path):
   (tmp_path / "sleep.py").write_text(SLEEP)
   program = subprocess.Popen([sys.executable, str(tmp_path / "sleep.py")], stdout=subprocess.PIPE, text=True)
   workers = [int(program.stdout.readline()) for _ in range(2)]
   program.kill()
   program.wait()
   for _ in range(100):
-    left = [worker for worker in workers if os.path.exists(f"/proc/{worker}") and alive(worker)]
+    left = [worker for worker in workers if os.path.exists(f"/proc/{worker}") and is_alive(worker)]
     if not left:
       break
     time.sleep(0.1)
   assert not left
 
 
-def alive(process):
+def is_alive(process):
   with open(f"/proc/{process}/stat") as file:
     return file.read().rpartition(")")[2].split()[0] != "Z"

@@ -1,4 +1,4 @@
-"""The records of a corpus: how they are read, and written."""
+"""Tests of the records of a corpus: reading, serialisation, files and reports."""
 
 import errno
 import json
@@ -13,13 +13,13 @@ from vit_jax.data import sources
 from vit_jax.schema import ConfigError
 
 
-def test_neighbours_are_runs_of_up_to_32():
+def test_neighbours_form_spans_of_up_to_32_records():
   assert list(record_maker.group_neighbours([5, 3, 4, 9])) == [(3, 6), (9, 10)]
   assert list(record_maker.group_neighbours(range(70))) == [(0, 32), (32, 64), (64, 70)]
   assert list(record_maker.group_neighbours([])) == []
 
 
-def test_records_are_read_together_if_that_is_cheaper():
+def test_records_are_read_in_spans_if_a_source_supports_them():
   image, asked = encode(picture()), []
 
   def together(first, stop):
@@ -43,7 +43,7 @@ def test_records_are_read_together_if_that_is_cheaper():
   assert [record.labels for record in records[6:]] == [(i % 2,) for i in range(63, -1, -1)]
 
 
-def test_too_little_memory_rejects_no_record_and_says_what_to_do():
+def test_memory_error_is_reported_and_rejects_no_record():
   def fail(*which):
     raise MemoryError
 
@@ -53,7 +53,7 @@ def test_too_little_memory_rejects_no_record_and_says_what_to_do():
       list(record_maker.RecordMaker(source).records([7, 5]))
 
 
-def test_a_record_is_the_same_bytes_and_has_what_tfds_reads():
+def test_record_is_deterministic_and_has_the_features_of_tfds():
   from tensorflow_datasets.proto import tf_example_pb2
 
   data = record_maker.serialise_record(b"image", (3, 1), "n\udcff")
@@ -63,7 +63,7 @@ def test_a_record_is_the_same_bytes_and_has_what_tfds_reads():
   assert (features["image"].bytes_list.value[0], features["id"].bytes_list.value[0]) == (b"image", b"n\xff")
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path):
+def test_record_file_is_written_completely_or_not_at_all(tmp_path):
   from array_record.python.array_record_module import ArrayRecordReader
 
   def broken():
@@ -77,7 +77,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
   assert ArrayRecordReader(str(tmp_path / "a")).read_all() == [b"one", b"two"]
 
 
-def test_what_the_disk_refuses_is_an_oserror_that_names_the_file(tmp_path):
+def test_write_error_names_the_file(tmp_path):
   before, kept = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
   resource.setrlimit(resource.RLIMIT_FSIZE, (2**18, before[1]))
   try:
@@ -90,7 +90,7 @@ def test_what_the_disk_refuses_is_an_oserror_that_names_the_file(tmp_path):
   assert list(tmp_path.iterdir()) == []
 
 
-def test_reports_add_up():
+def test_reports_are_summed():
   records = [
     record_maker.CorpusRecord("a", b"123", (0, 1), ("resized",)),
     record_maker.CorpusRecord("b", b"4", (1,)),

@@ -1,4 +1,4 @@
-"""Corpora whose making ends before its time, or whose input or work changes meanwhile: the same bytes, or an error."""
+"""Tests of interrupted corpora and of changed input or work files: the result has the same bytes, or is an error."""
 
 import contextlib
 import os
@@ -15,8 +15,8 @@ from vit_jax.data import samples
 from vit_jax.schema import ConfigError
 
 
-def stopped(monkeypatch, after):
-  """Ends with KeyboardInterrupt at the writing of so many reports, as a kill between a shard and its report would."""
+def interrupt(monkeypatch, after):
+  """Raises KeyboardInterrupt after `after` written reports, like a kill between a shard and its report."""
   calls, real = [], shard_worker.files.write_text
 
   def write_text(path, text):
@@ -28,9 +28,9 @@ def stopped(monkeypatch, after):
   monkeypatch.setattr(shard_worker.files, "write_text", write_text)
 
 
-def test_stopped_and_started_again_it_writes_the_other_files_and_the_same_bytes(photos, corpus, tmp_path, monkeypatch):
+def test_restart_writes_only_missing_shards_with_the_same_bytes(photos, corpus, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
-    stopped(patch, 3)  # the plan and two shards
+    interrupt(patch, 3)  # the plan and two shards
     with pytest.raises(KeyboardInterrupt):
       folders.made(photos, tmp_path, shards=3)
   assert not (tmp_path / "corpus/1.0.0/dataset_info.json").exists()
@@ -47,7 +47,7 @@ def test_stopped_and_started_again_it_writes_the_other_files_and_the_same_bytes(
   assert len(untouched) == 2
 
 
-# What becomes of an input that is read, and what an error says of it.
+# Changes of the input during the preparation, and the pattern of the error.
 CHANGES = {
   "a class renamed": (lambda root: (root / "train/cat").rename(root / "train/zebra"), "names, members, sizes.*classes"),
   "a file copied in": (
@@ -63,13 +63,13 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_input_that_changes_while_it_is_read_is_an_error_and_nothing_looks_whole(tmp_path, change):
+def test_input_that_changes_during_preparation_is_an_error(tmp_path, change):
   root, (make, said) = folders.folder(tmp_path / "photos", 8), CHANGES[change]
 
   def shards(made, source, beside):
     reports = writer.write_shards(1, 0.01, made, source, beside)
     make(root)
-    with pytest.raises(ConfigError, match=said):  # of a process that opens it now
+    with pytest.raises(ConfigError, match=said):  # a process that opens the input now
       shard_worker.Worker(made, beside).source  # noqa: B018
     return reports
 
@@ -82,7 +82,7 @@ def test_input_that_changes_while_it_is_read_is_an_error_and_nothing_looks_whole
   assert folders.made(root, data, max_rejected=0.5)[0].startswith("corpus is prepared")
 
 
-def test_a_test_set_that_changes_is_an_error(photos, tmp_path):
+def test_changed_test_set_is_an_error(photos, tmp_path):
   others = folders.folder(tmp_path / "others", 3)
 
   def shards(*arguments):
@@ -95,8 +95,8 @@ def test_a_test_set_that_changes_is_an_error(photos, tmp_path):
     )
 
 
-def replaced(file, seed):
-  """Gives a file other content, of the size and the time of modification that it had."""
+def replace_content(file, seed):
+  """Replaces the content of a file and keeps its size and time of modification."""
   status = file.stat()
   content = encode(picture(40, 50, seed=seed), "JPEG", quality=50).ljust(status.st_size, b"\0")
   assert len(content) == status.st_size
@@ -108,10 +108,8 @@ def replaced(file, seed):
 @pytest.mark.parametrize(
   ("compared", "words"), [(True, "contents of files such as"), (False, "some files were modified")]
 )
-def test_g7_an_image_that_is_replaced_with_equal_size_and_time_is_an_error(
-  tmp_path, monkeypatch, while_made, compared, words
-):
-  """Also an image that is not among the few whose content is compared."""
+def test_replaced_image_with_equal_size_and_time_is_an_error(tmp_path, monkeypatch, while_made, compared, words):
+  """Also covers an image that is not one of the few images with compared content."""
   root, data = folders.folder(tmp_path / "photos", 8), tmp_path / "data"
   source = plan.open_input(folders.choice(root))
   few, known = {each["name"] for each in samples.describe_samples(source)}, source.fingerprint()
@@ -119,26 +117,26 @@ def test_g7_an_image_that_is_replaced_with_equal_size_and_time_is_an_error(
   refused = pytest.raises(ConfigError, match=rf"the input, '.*photos', has changed .*{words}.*remove .*\.work, and run")
   if while_made:
     real = writer.write_shards
-    monkeypatch.setattr(writer, "write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
+    monkeypatch.setattr(writer, "write_shards", lambda *given: [real(*given), replace_content(file, 77)][0])
     with refused:
       folders.made(root, data)
     monkeypatch.undo()
   else:
     with monkeypatch.context() as patch:
-      stopped(patch, 2)  # the plan and a shard
+      interrupt(patch, 2)  # the plan and a shard
       with pytest.raises(KeyboardInterrupt):
         folders.made(root, data, shards=2)
-    replaced(file, 77)
+    replace_content(file, 77)
   assert plan.open_input(folders.choice(root)).fingerprint() == known
   with refused:
     folders.made(root, data, shards=None if while_made else 2)
   assert not (data / "corpus/1.0.0/dataset_info.json").exists()
 
 
-def test_g7_input_that_was_copied_with_its_times_goes_on(photos, corpus, tmp_path, monkeypatch):
+def test_input_copied_with_its_times_is_accepted(photos, corpus, tmp_path, monkeypatch):
   shutil.copytree(photos, tmp_path / "photos")
   with monkeypatch.context() as patch:
-    stopped(patch, 2)
+    interrupt(patch, 2)
     with pytest.raises(KeyboardInterrupt):
       folders.made(tmp_path / "photos", tmp_path / "data", shards=3)
   shutil.copytree(tmp_path / "photos", tmp_path / "copy")
@@ -147,41 +145,39 @@ def test_g7_input_that_was_copied_with_its_times_goes_on(photos, corpus, tmp_pat
 
 
 @pytest.mark.parametrize("while_made", [False, True])
-def test_g7_a_test_image_that_is_replaced_with_equal_size_and_time_is_an_error(
-  photos, tmp_path, monkeypatch, while_made
-):
+def test_replaced_test_image_with_equal_size_and_time_is_an_error(photos, tmp_path, monkeypatch, while_made):
   others = folders.folder(tmp_path / "others", 3)
   options = {"against": (str(others),), "distance": 2}
   file = others / "train/cat/1.jpg"
   if while_made:
     real = writer.write_shards
-    monkeypatch.setattr(writer, "write_shards", lambda *given: [real(*given), replaced(file, 77)][0])
+    monkeypatch.setattr(writer, "write_shards", lambda *given: [real(*given), replace_content(file, 77)][0])
     with pytest.raises(ConfigError, match=r"--dedup-against: files of test sets changed while .* Run the same"):
       folders.made(photos, tmp_path, **options)
     monkeypatch.undo()
   else:
     with monkeypatch.context() as patch:
-      stopped(patch, 2)  # the plan and a shard
+      interrupt(patch, 2)  # the plan and a shard
       with pytest.raises(KeyboardInterrupt):
         folders.made(photos, tmp_path, **options)
-    replaced(file, 77)
+    replace_content(file, 77)
   with pytest.raises(ConfigError, match=r"--dedup-against: test sets have changed .* Remove .*\.work"):
     folders.made(photos, tmp_path, **options)
 
 
-def test_g7_copied_test_images_are_compared_by_their_hashes(photos, tmp_path, monkeypatch):
+def test_copied_test_images_are_compared_by_their_hashes(photos, tmp_path, monkeypatch):
   others = folders.folder(tmp_path / "others", 3)
   options = {"against": (str(others),), "distance": 2}
   with monkeypatch.context() as patch:
-    stopped(patch, 2)
+    interrupt(patch, 2)
     with pytest.raises(KeyboardInterrupt):
       folders.made(photos, tmp_path, **options)
   others.rename(tmp_path / "original")
-  shutil.copytree(tmp_path / "original", others)  # with times of modification
+  shutil.copytree(tmp_path / "original", others)  # keeps the times of modification
   assert folders.made(photos, tmp_path, **options)[0].startswith("corpus is prepared")
 
 
-def test_one_process_opens_its_input_once_and_compares_it_at_the_end(photos, tmp_path, monkeypatch):
+def test_single_process_opens_its_input_once_and_again_to_compare_it(photos, tmp_path, monkeypatch):
   calls, real = [], plan.open_input
   for module in (plan, shard_worker):
     monkeypatch.setattr(module, "open_input", lambda data: calls.append(data) or real(data))
@@ -189,7 +185,7 @@ def test_one_process_opens_its_input_once_and_compares_it_at_the_end(photos, tmp
   assert len(calls) == 2
 
 
-# What happens to a shard or its report while nothing runs: (the file, by its suffix; what becomes of it).
+# Damages of a shard or its report between two runs: (suffix of the file, function that damages it).
 DAMAGES = {
   "the shard is gone": ("", lambda file: file.unlink()),
   "the shard is empty": ("", lambda file: file.write_bytes(b"")),
@@ -206,9 +202,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_shard_that_is_damaged_or_whose_report_is_is_made_again(photos, corpus, tmp_path, monkeypatch, damage):
+def test_shard_is_written_again_if_it_or_its_report_is_damaged(photos, corpus, tmp_path, monkeypatch, damage):
   with monkeypatch.context() as patch:
-    stopped(patch, 3)  # the plan and two shards
+    interrupt(patch, 3)  # the plan and two shards
     with pytest.raises(KeyboardInterrupt):
       folders.made(photos, tmp_path, shards=3)
   at, (suffix, change) = shard_worker.Folders.of(tmp_path, "corpus"), DAMAGES[damage]
@@ -219,9 +215,9 @@ def test_a_shard_that_is_damaged_or_whose_report_is_is_made_again(photos, corpus
   assert beside[0] == beside[1]
 
 
-def test_reports_of_a_plan_that_is_gone_are_not_believed(photos, corpus, tmp_path, monkeypatch):
+def test_reports_without_their_plan_are_ignored(photos, corpus, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
-    stopped(patch, 3)
+    interrupt(patch, 3)
     with pytest.raises(KeyboardInterrupt):
       folders.made(photos, tmp_path, shards=3, seed=1)
   (tmp_path / "corpus/.1.0.0.work/plan.json").unlink()
@@ -230,10 +226,10 @@ def test_reports_of_a_plan_that_is_gone_are_not_believed(photos, corpus, tmp_pat
 
 
 @pytest.mark.parametrize("damage", ["cut", "a name twice"])
-def test_hashes_that_are_damaged_are_made_again(photos, tmp_path, monkeypatch, damage):
+def test_damaged_hashes_are_computed_again(photos, tmp_path, monkeypatch, damage):
   options = {"against": (str(folders.folder(tmp_path / "others", 3)),), "distance": 2}
   with monkeypatch.context() as patch:
-    stopped(patch, 1)  # the plan
+    interrupt(patch, 1)  # the plan
     with pytest.raises(KeyboardInterrupt):
       folders.made(photos, tmp_path, **options)
   file = tmp_path / "corpus/.1.0.0.work/hashes.npz"
@@ -246,7 +242,7 @@ def test_hashes_that_are_damaged_are_made_again(photos, tmp_path, monkeypatch, d
 
 
 @pytest.mark.parametrize("size", [20, 30])
-def test_a_corpus_that_another_process_ends_before_the_lock_is_left_alone(photos, tmp_path, monkeypatch, size):
+def test_corpus_finished_by_another_process_before_the_lock_is_kept(photos, tmp_path, monkeypatch, size):
   real, before = runtime.lock_workdir, {}
 
   def locked(*arguments):
@@ -262,7 +258,7 @@ def test_a_corpus_that_another_process_ends_before_the_lock_is_left_alone(photos
   assert folders.shards(tmp_path) == before and before
 
 
-def test_a_full_disk_is_an_oserror_and_it_goes_on(photos, corpus, tmp_path, monkeypatch):
+def test_corpus_resumes_after_a_full_disk(photos, corpus, tmp_path, monkeypatch):
   def full(path, records):
     next(iter(records))
     raise OSError(28, "No space left on device", str(path))

@@ -1,11 +1,11 @@
-"""How far a corpus is."""
+"""Tests of the progress display of a corpus."""
 
 import re
 
 from vit_jax.corpora import screen
 
 
-def test_without_a_terminal_it_is_a_line_now_and_then(capsys, monkeypatch):
+def test_progress_without_a_terminal_is_a_line(capsys, monkeypatch):
   monkeypatch.setattr(screen, "EVERY", 0.0)
   with screen.ProgressScreen("photos", 100, 20, 1) as shown:
     shown.add(30, 2, 1)
@@ -14,7 +14,7 @@ def test_without_a_terminal_it_is_a_line_now_and_then(capsys, monkeypatch):
   assert re.fullmatch(r"photos  50/100 images  [\d,]+ images/s  3 rejected  1 duplicates  \d+ min left\n", line)
 
 
-def test_on_a_terminal_it_is_a_bar(monkeypatch):
+def test_progress_on_a_terminal_is_a_bar(monkeypatch):
   monkeypatch.setattr(screen.sys.stdout, "isatty", lambda: True, raising=False)
   with screen.ProgressScreen("photos", 100) as shown:
     shown.add(40, 1)

@@ -1,4 +1,4 @@
-"""What a process does for a corpus."""
+"""Tests of the tasks of a worker process: hashes of test sets, and shards with their reports."""
 
 import pathlib
 
@@ -13,7 +13,7 @@ from vit_jax.schema import ConfigError
 from vit_jax.schema.errors import AbsentError
 
 
-def test_a_test_set_is_a_folder_or_a_prepared_dataset(tmp_path):
+def test_set_is_a_folder_or_a_prepared_dataset(tmp_path):
   root = folders.folder(tmp_path / "photos", 3, split="test")
   folders.made(root, tmp_path / "data")
   assert (
@@ -27,7 +27,7 @@ def test_a_test_set_is_a_folder_or_a_prepared_dataset(tmp_path):
     shard_worker.open_test_set("cifar10")
 
 
-def test_hashes_are_of_each_image_and_its_mirror_image(tmp_path):
+def test_hashes_cover_each_image_and_its_mirror_image(tmp_path):
   root = folders.folder(tmp_path, 3, split="test")
   worker = shard_worker.Worker(None, shard_worker.Folders.of(tmp_path, "corpus"))
   hashes = worker(shard_worker.HashTask(str(root), 1, 3), print)
@@ -36,7 +36,7 @@ def test_hashes_are_of_each_image_and_its_mirror_image(tmp_path):
   assert hashes == [duplicates.compute_hash(each) for image in images for each in (image, np.fliplr(image).copy())]
 
 
-def test_a_shard_says_how_far_it_is_and_leaves_a_report(tmp_path, monkeypatch):
+def test_shard_reports_progress_and_writes_a_report(tmp_path, monkeypatch):
   monkeypatch.setattr(shard_worker, "EVERY", 0.0)
   data = folders.choice(folders.folder(tmp_path / "photos", 4))
   at = shard_worker.Folders.of(tmp_path, "corpus")

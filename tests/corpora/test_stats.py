@@ -1,4 +1,4 @@
-"""Images that stand out are found, and named by what is wrong with them."""
+"""Tests of the search for conspicuous images, with the reason for each."""
 
 import dataclasses
 import itertools
@@ -27,11 +27,11 @@ ODD = {
 }
 
 
-def opened(root):
+def open_train(root):
   return catalog.open_split(schema.Choice("folder", {"path": str(root), "test": "train"}), "train")
 
 
-def looked_at(source):
+def inspect_source(source):
   return stats.inspect_images(Images(source, "raise", 10**6, 100.0), range(len(source)))
 
 
@@ -40,22 +40,22 @@ def seen(tmp_path_factory):
   root = folders.folder(tmp_path_factory.mktemp("odd"), 6)
   for name, (_, data) in ODD.items():
     (root / "train/cat" / name).write_bytes(data)
-  again = cv2.resize(picture(40, 50, seed=1), (60, 48))  # of dog/0.jpg, under the other label
+  again = cv2.resize(picture(40, 50, seed=1), (60, 48))  # a copy of dog/0.jpg with the other label
   (root / "train/cat/again.png").write_bytes(encode(again))
-  source = opened(root)
-  return source, looked_at(source)
+  source = open_train(root)
+  return source, inspect_source(source)
 
 
-def test_too_little_memory_is_no_fault_of_an_image(tmp_path):
+def test_memory_error_is_not_attributed_to_an_image(tmp_path):
   def fail(i):
     raise MemoryError
 
-  source = dataclasses.replace(opened(folders.folder(tmp_path, 2)), read=fail)
+  source = dataclasses.replace(open_train(folders.folder(tmp_path, 2)), read=fail)
   with pytest.raises(schema.ConfigError, match=r"train/(cat|dog)/.*: not enough memory"):
-    looked_at(source)
+    inspect_source(source)
 
 
-def test_each_kind_has_the_images_that_are_of_it_and_no_others(seen):
+def test_each_kind_contains_exactly_its_images(seen):
   source, found = seen
   kinds = stats.find_conspicuous(found, SIDE)
   names = {
@@ -70,7 +70,7 @@ def test_each_kind_has_the_images_that_are_of_it_and_no_others(seen):
   assert {look.labels for look in pair} == {(0,), (1,)}
 
 
-def test_the_worst_come_first_and_no_more_than_asked_for(seen):
+def test_worst_images_come_first_up_to_a_limit(seen):
   _, found = seen
   aspects = stats.find_conspicuous(found, SIDE)["extreme aspect"]
   assert [severity for severity, _ in aspects.worst] == [5.0, pytest.approx(121 / 40)]
@@ -78,14 +78,14 @@ def test_the_worst_come_first_and_no_more_than_asked_for(seen):
   assert stats.find_conspicuous(found, SIDE, worst=1)["extreme aspect"].count == 2
 
 
-def test_what_is_wrong_is_in_words_without_the_name(seen):
+def test_errors_describe_the_problem_without_the_file_name(seen):
   source, found = seen
   errors = {source.identify(look.record): look.error for look in found if look.error}
   assert errors["train/cat/none.jpg"] == "the file is empty"
   assert errors["train/cat/torn.jpg"].startswith("not a complete image")
 
 
-def test_pairs_are_those_of_a_search_through_all():
+def test_pairs_match_exhaustive_search():
   rng = np.random.default_rng(0)
   hashes = [int(value) for value in rng.integers(0, 2**64, 60, dtype=np.uint64)]
   hashes += [
@@ -102,14 +102,14 @@ def test_pairs_are_those_of_a_search_through_all():
   assert 5 < len(expected) < 9
 
 
-def test_blank_pages_are_not_duplicates_of_each_other():
+def test_blank_pages_are_not_duplicates():
   found = [stats.ImageFacts(i, (0,), 9, 9, spread, 7) for i, spread in enumerate((0.0, 2.9, 3.1, 50.0))]
   ((_, pair),) = stats.find_conspicuous(found, 8)["pairs of near-duplicates"].worst
   assert [look.record for look in pair] == [2, 3]
 
 
 @pytest.mark.parametrize(("length", "count"), [(10, 10), (10, 99), (10, 3), (1000, 999), (10**9, 100)])
-def test_a_sample_is_of_different_records_from_everywhere(length, count):
+def test_sample_has_distinct_records_from_the_whole_range(length, count):
   records = stats.sample_records(length, count, seed=1)
   assert len(records) == len(set(records)) == min(length, count) and records == sorted(records)
   assert records[0] >= 0 and records[-1] < length
@@ -117,34 +117,34 @@ def test_a_sample_is_of_different_records_from_everywhere(length, count):
   assert records == stats.sample_records(length, count, seed=1)
 
 
-def test_classes_that_take_turns_are_all_in_a_sample():
+def test_sample_covers_classes_in_periodic_order():
   drawn = np.bincount([record % 10 for record in stats.sample_records(100_000, 10_000, seed=0)], minlength=10)
-  assert drawn.min() > 850 and drawn.max() < 1150  # of 1,000 each, 30 is a standard deviation
+  assert drawn.min() > 850 and drawn.max() < 1150  # 1,000 expected, and 30 is the standard deviation
 
 
-def test_classes_are_counted_in_all_records_with_labels(seen):
+def test_classes_are_counted_over_all_labelled_records(seen):
   source, found = seen
   counts, records = stats.count_classes(source, [])
   assert (counts.tolist(), records) == ([15, 6], 21)
   counts, records = stats.count_classes(dataclasses.replace(source, read_label=None), found)
-  assert (counts.tolist(), records) == ([13, 6], 19)  # without two that cannot be read
+  assert (counts.tolist(), records) == ([13, 6], 19)  # without the two unreadable images
   several = [stats.ImageFacts(0, (0, 1)), stats.ImageFacts(1, ()), stats.ImageFacts(2, (1,))]
   counts, records = stats.count_classes(dataclasses.replace(source, read_label=None), several)
   assert (counts.tolist(), records) == ([1, 2], 3)
 
 
-def test_without_the_library_of_hashes_all_else_is_looked_at(seen, monkeypatch):
+def test_other_kinds_are_found_without_the_hash_library(seen, monkeypatch):
   source, _ = seen
 
   def missing():
     raise schema.ConfigError("not installed")
 
   monkeypatch.setattr(duplicates, "_import_imagehash", missing)
-  kinds = stats.find_conspicuous(looked_at(source), SIDE)
+  kinds = stats.find_conspicuous(inspect_source(source), SIDE)
   assert kinds["pairs of near-duplicates"].count == 0 and kinds["tiny"].count == 1
 
 
-def test_f5_huge_images_are_harmless_and_have_a_remedy(seen):
+def test_huge_images_are_harmless_and_have_a_fix(seen):
   _, found = seen
   kinds = stats.find_conspicuous(found, SIDE)
   assert [name for name, kind in kinds.items() if kind.harmless] == ["huge"]
