@@ -1,4 +1,4 @@
-"""Small models as their authors' codes have them in files, made by hand from what timm has: a second table of names."""
+"""Small models in the file layouts of their authors, converted by hand from timm's tensors: a second table of names."""
 
 import re
 
@@ -10,22 +10,23 @@ from vit_jax.models.published import modern
 
 
 def shown(description):
-  """The arguments of a model that a file shows, without sizes, which other names may have already.
+  """Returns the arguments of a model that can be read from a file, without its sizes.
 
-  Also without the rule for positions at another resolution, which is that of the publisher: see test_resampling.
+  Sizes may already be part of another model name. The rule for positions at another resolution depends on the
+  publisher and is removed too: see test_resampling.
   """
   sizes = ("layer_scale", "width", "depth", "heads", "hidden", "resampling")
   return {key: value for key, value in description.arguments().items() if key not in sizes}
 
 
 def timm(arguments, classes, size=32):
-  """(description, our arrays, tensors under timm's names)."""
+  """Returns a description, parameters by path, and tensors by timm's names."""
   written, description, arrays = example("timm", "ViT-S/8", arguments, size, classes)
   return description, arrays, layout.write(written, arrays, description)
 
 
 def dinov2(registers, mlp, chunk=None):
-  """DINOv2's names: a row of the table for the class token, registers without one."""
+  """Returns a model with DINOv2's names. The position table has a row for the class token, but none for registers."""
   arguments = ERF | {"layer_scale": 1e-4, "registers": registers, "mlp": mlp}
   description, arrays, tensors = timm(arguments | {"position": "learned_patches"}, 0)
   row = np.random.default_rng(1).standard_normal((1, 1, 64), dtype=np.float32)
@@ -37,13 +38,13 @@ def dinov2(registers, mlp, chunk=None):
     if chunk is not None:
       name = re.sub(r"^blocks\.(\d+)", lambda match: f"blocks.{int(match[1]) // chunk}.{match[1]}", name)
     theirs[name] = np.concatenate([row, array], axis=1) if name == "pos_embed" else array
-  # The same class token and its position.
+  # The sum of class token and position stays the same.
   theirs["cls_token"] = tensors["cls_token"] - row
   return description, arrays, theirs
 
 
 def dinov3(qkv_bias, mlp):
-  """DINOv3's names: a bias of all three whose part for keys is masked."""
+  """Returns a model with DINOv3's names: one bias for queries, keys and values, with a mask that removes the keys'."""
   description, arrays, tensors = timm(DINOV3 | {"qkv_bias": qkv_bias, "mlp": mlp}, 0)
   theirs = {"mask_token": np.ones((1, 64), np.float32), "rope_embed.periods": np.ones(8, np.float32)}
   for name, array in tensors.items():
@@ -55,7 +56,7 @@ def dinov3(qkv_bias, mlp):
     if name.endswith("q_bias"):
       name = name.replace("q_bias", "qkv.bias")
       other = tensors[name.replace("qkv.bias", "v_bias")]
-      array = np.concatenate([array, np.full(64, 7, np.float32), other])  # which the mask takes away
+      array = np.concatenate([array, np.full(64, 7, np.float32), other])  # the mask removes the keys' part
       theirs[f"{name}_mask"] = np.repeat(np.float32([1, 0, 1]), 64)
     if not name.endswith("v_bias"):
       theirs[name] = array
@@ -63,7 +64,7 @@ def dinov3(qkv_bias, mlp):
 
 
 def eva02(normed, masked=False):
-  """EVA-02's names, fine-tuned or as it was when patches were masked."""
+  """Returns a model with EVA-02's names, fine-tuned or from training with masked patches."""
   arguments = EVA02 | NORMED | ({} if normed else {"mlp": "swiglu"})
   description, arrays, tensors = timm(arguments, 0 if masked else 3)
   words = [("fc1_g", "w1"), ("fc1_x", "w2"), ("mlp.norm", "mlp.ffn_ln"), ("q_proj.bias", "q_bias")]
@@ -79,7 +80,7 @@ def eva02(normed, masked=False):
 
 
 def rope_vit():
-  """rope-vit's names with learned frequencies, all heads of a layer in one row."""
+  """Returns a model with rope-vit's names and learned frequencies, with all heads of a layer in one row."""
   description, arrays, tensors = timm(TURNED | {"position": "learned_patches", "rotary": modern.MIXED}, 3)
   frequencies = tensors.pop("rope.freqs")
   theirs = {"freqs": frequencies.reshape(2, 2, 32), "freqs_t_x": np.zeros(16), "freqs_t_y": np.zeros(16)}

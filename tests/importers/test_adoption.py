@@ -1,4 +1,4 @@
-"""What a run adopts from the weights that it starts from, and from a teacher, unless its config says otherwise."""
+"""Tests of settings that a run adopts from its initial weights or its teacher unless its config sets them."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from vit_jax.training import build
 IMAGENET = {key: list(values) for key, values in normalisation.IMAGENET.items()}
 DEIT = {"pretrained_cfg": IMAGENET | {"crop_pct": 0.9, "interpolation": "bicubic", "input_size": [3, 32, 32]}}
 HALVES = {"mean": [0.5] * 3, "std": [0.5] * 3}
-SIGLIP = {"model_args": {"act_layer": "gelu_tanh"}}  # as timm writes it
+SIGLIP = {"model_args": {"act_layer": "gelu_tanh"}}  # in timm's format
 SIGLIP |= {"pretrained_cfg": HALVES | {"crop_pct": 1.0, "interpolation": "bicubic", "input_size": [3, 32, 32]}}
 SMALL = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}
 
@@ -34,7 +34,7 @@ def siglip(folder):
 
 
 def resolved(path, model=(), **data):
-  """A run that starts from weights, and sets nothing else than it is given."""
+  """Returns a run that starts from weights and sets only the given arguments."""
   return config.resolve(
     config.recipe(
       model={"name": "ViT-S/8", **SMALL, **dict(model)},
@@ -54,7 +54,7 @@ def chosen(run):
   }
 
 
-def test_e4_a_run_from_weights_like_those_of_deit_adopts_their_settings(tmp_path):
+def test_run_adopts_the_settings_of_weights_like_deit(tmp_path):
   before = resolved(deit(tmp_path))
   run = build.complete(before)
   assert chosen(run) == {
@@ -65,25 +65,25 @@ def test_e4_a_run_from_weights_like_those_of_deit_adopts_their_settings(tmp_path
     "std": normalisation.IMAGENET["std"],
     "test_crop": Choice("torchvision", {"ratio": 0.9, "interpolation": "bicubic"}),
   }
-  assert run.evals["test"].args["data"] is None  # measured on the run's own data, prepared alike
+  assert run.evals["test"].args["data"] is None  # evaluates on the run's own data with the same preprocessing
   own = build.complete(before, adopt=False)
   [note] = adoption.describe_settings(before.init.from_, own, run)
   assert "model.gelu=erf" in note and "data.mean='(0.485,0.456,0.406)'" in note and "data.test_crop.ratio=0.9" in note
   assert "To override: --config.model.gelu=tanh" in note and "--config.data.mean='(0.5,0.5,0.5)'" in note
 
 
-def test_e4_a_run_from_weights_like_those_of_siglip_adopts_their_settings(tmp_path):
+def test_run_adopts_the_settings_of_weights_like_siglip(tmp_path):
   run = build.complete(resolved(siglip(tmp_path), {"pool": "map", "gelu": "erf"}))
   assert chosen(run) | {"gelu": "tanh", "resampling": "zoom"} == chosen(build.complete(resolved("none"))) | {
     "test_crop": Choice("torchvision", {"ratio": 1.0, "interpolation": "bicubic"})
   }
-  assert run.model.args["gelu"] == "erf"  # which the config sets
+  assert run.model.args["gelu"] == "erf"  # set by the config
   assert build.complete(resolved(siglip(tmp_path), {"pool": "map"})).model.args["gelu"] == "tanh"
-  named = {"name": "vit_small_patch16_224", "pool": "map"}  # whose own default is erf
+  named = {"name": "vit_small_patch16_224", "pool": "map"}  # its default is erf
   assert build.complete(resolved(siglip(tmp_path), named)).model.args["gelu"] == "tanh"
 
 
-def test_e4_what_the_config_sets_stays_and_the_note_has_the_flags_of_the_file(tmp_path):
+def test_config_has_priority_and_the_note_lists_flags_of_the_file(tmp_path):
   before = resolved(deit(tmp_path), {"gelu": "tanh", "eps": 1e-5}, mean=(0.1, 0.2, 0.3), test_crop={"name": "resize"})
   run = build.complete(before)
   assert chosen(run) | {"std": None, "resampling": None} == {
@@ -102,7 +102,7 @@ def test_e4_what_the_config_sets_stays_and_the_note_has_the_flags_of_the_file(tm
 
 
 @pytest.mark.parametrize("path", ["gone.npz", "damaged.npz", None])
-def test_e4_weights_that_cannot_be_read_and_other_families_change_nothing(tmp_path, path):
+def test_unreadable_weights_and_other_families_change_no_setting(tmp_path, path):
   (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04")
   before = resolved(deit(tmp_path) if path is None else tmp_path / path)
   if path is None:
@@ -110,7 +110,7 @@ def test_e4_weights_that_cannot_be_read_and_other_families_change_nothing(tmp_pa
   assert build.complete(before) == build.complete(before, adopt=False)
 
 
-def test_e4_a_workdir_gives_the_settings_of_its_run(tmp_path, monkeypatch):
+def test_run_adopts_the_settings_of_a_workdir(tmp_path, monkeypatch):
   data = {"name": "folder", "image_size": 32, "mean": [0.1] * 3, "std": [0.2] * 3}
   data["test_crop"] = {"name": "centre", "resize": 40}
   about = {"model": small_weights.described(gelu="erf").to_json(), "identity": {"config": {"data": data}}}
@@ -118,10 +118,10 @@ def test_e4_a_workdir_gives_the_settings_of_its_run(tmp_path, monkeypatch):
   monkeypatch.setattr(adoption.checkpoints, "read_description", lambda *_: about)
   run = build.complete(resolved(tmp_path))
   assert (run.model.args["gelu"], run.data.args["mean"], run.data.args["std"]) == ("erf", (0.1,) * 3, (0.2,) * 3)
-  assert run.data.args["test_crop"].args["resize"] == 60  # of images of 48 px
+  assert run.data.args["test_crop"].args["resize"] == 60  # for images of 48 px
 
 
-def test_e4_a_restart_without_the_file_is_the_same_run(tmp_path, monkeypatch):
+def test_restart_without_the_weights_file_is_the_same_run(tmp_path, monkeypatch):
   file = deit(tmp_path / "weights")
   recipe, flagged = str(runs.ROOT / "configs/finetune.py:digits,ViT-S/8,48"), {"init.from": str(file)}
   flagged |= {f"model.{key}": str(value) for key, value in SMALL.items()}
@@ -133,14 +133,14 @@ def test_e4_a_restart_without_the_file_is_the_same_run(tmp_path, monkeypatch):
   assert absent.model.args["gelu"] == "tanh"
   assert train.apply_stored_settings(recipe, flagged, absent, tmp_path) == first
   assert migrations.migrate_run(json.loads(config.dumps(first))) == schema.to_plain(first)
-  older = schema.to_plain(absent)  # a run from before, which adopted nothing, also goes on as it was
+  older = schema.to_plain(absent)  # a run of an older version adopted no settings, and its restart keeps them
   monkeypatch.setattr(provenance, "stored_config", lambda *_: older)
   deit(tmp_path / "weights")
   now = build.complete(config.resolve(flags.load_config(recipe, flagged)))
   assert schema.to_plain(train.apply_stored_settings(recipe, flagged, now, tmp_path)) == older
 
 
-def test_e4_trials_of_a_sweep_adopt_what_their_runs_adopt(tmp_path):
+def test_sweep_trials_adopt_the_same_settings_as_their_runs(tmp_path):
   recipe, flagged = str(runs.ROOT / "configs/finetune.py:digits,ViT-S/8,48"), {"init.from": str(deit(tmp_path))}
   flagged |= {f"model.{key}": str(value) for key, value in SMALL.items()}
   trials = Study(recipe, flagged, config.Sweep([{"optim.lr": 0.1}, {"optim.lr": 0.2}]), tmp_path / "sweep").trials()
@@ -149,7 +149,7 @@ def test_e4_trials_of_a_sweep_adopt_what_their_runs_adopt(tmp_path):
     assert json.loads(trial.config)["model"]["gelu"] == "erf"
 
 
-def test_e4_a_teacher_keeps_its_own_normalisation(tmp_path):
+def test_teacher_keeps_its_own_normalisation(tmp_path):
   before = config.resolve(
     config.recipe(
       model={"name": "ViT-S/8", **SMALL},
@@ -163,7 +163,7 @@ def test_e4_a_teacher_keeps_its_own_normalisation(tmp_path):
   run = build.complete(before)
   assert run.task.args["teacher_mean"] == normalisation.IMAGENET["mean"]
   assert run.task.args["teacher_std"] == normalisation.IMAGENET["std"]
-  assert run.data.args["mean"] == (0.5,) * 3 and run.model.args["gelu"] == "tanh"  # those of the student
+  assert run.data.args["mean"] == (0.5,) * 3 and run.model.args["gelu"] == "tanh"  # the student's settings
   stored = json.loads(config.dumps(build.complete(before, adopt=False)))
   assert adoption.find_recorded_settings(stored) == {"task": {"teacher_mean": None, "teacher_std": None}}
   del stored["task"]["teacher_mean"], stored["task"]["teacher_std"]

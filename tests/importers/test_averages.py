@@ -1,4 +1,4 @@
-"""vit_jax/importers/averages.py: which weights are the average of others. The choice of one is in test_subtrees."""
+"""Tests that find averaged weights in a file. The choice between raw and averaged weights is in test_subtrees."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def known(tensors) -> list[Layout]:
   ("root", "averaged"),
   [("ema.", True), ("state_dict_ema.", True), ("net/EMA_params/", True), ("schema.", False), ("teacher.", False)],
 )
-def test_words_of_a_prefix_mark_averages(root, averaged):
+def test_words_in_a_prefix_mark_averaged_weights(root, averaged):
   assert averages.is_averaged(root, [root, ""]) == averaged
   assert averages.is_averaged("teacher.", ["teacher.", "student."])
 
@@ -41,7 +41,7 @@ PARTIAL = {
 @pytest.mark.parametrize(
   ("raw", "averaged"), [("", "ema."), ("state_dict.", "state_dict_ema."), ("student.", "teacher.")]
 )
-def test_a5_an_average_that_lacks_parameters_is_refused_with_their_names(tmp_path, partial, raw, averaged):
+def test_average_without_some_parameters_is_an_error_with_their_names(tmp_path, partial, raw, averaged):
   tensors, says = PARTIAL[partial]
   both = under(raw) | under(averaged, tensors)
   for ema in (None, True):
@@ -51,7 +51,7 @@ def test_a5_an_average_that_lacks_parameters_is_refused_with_their_names(tmp_pat
   assert read(tmp_path, both, ema=False)[0] == 0
 
 
-def test_a5_a_partial_average_that_a_prefix_selects_is_read_with_a_note(tmp_path):
+def test_partial_average_selected_by_prefix_is_read_with_a_note(tmp_path):
   both = under("model.") | under("ema.", PARTIAL["a block"][0])
   weights = importers.read(saved(tmp_path, both), {"heads": 2}, prefix="ema")
   assert not any("blocks/1/" in path for path in weights.arrays)
@@ -59,7 +59,7 @@ def test_a5_a_partial_average_that_a_prefix_selects_is_read_with_a_note(tmp_path
 
 
 @pytest.mark.parametrize("layout", ["timm", "hf", "vit_jax", "big_vision"])
-def test_a5_the_blocks_of_every_layout_are_compared(layout):
+def test_blocks_are_compared_in_every_layout(layout):
   description = small_weights.described(gelu="erf", eps=1e-6)
   raw = importers.export_tensors(small_weights.arrays(description), description, layout)
   assert averages.find_difference(raw, raw, known) is None
@@ -72,7 +72,7 @@ def test_a5_the_blocks_of_every_layout_are_compared(layout):
   assert len(headless) == len(raw) - 2 and averages.find_difference(headless, raw, known) is None
 
 
-def test_a5_tensors_that_are_no_parameters_do_not_count():
+def test_buffers_are_ignored_in_the_comparison():
   buffers = {"relative_position_index": np.zeros(3, np.int64), "extra.state": np.zeros((), np.float32)}
   assert averages.find_difference(RAW, RAW | buffers, known) is None
   assert averages.find_difference(RAW | buffers, RAW, known) is None

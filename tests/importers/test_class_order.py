@@ -1,4 +1,4 @@
-"""Heads of weights whose classes are in another order than those of the data."""
+"""Tests of heads with classes in another order than the classes of the data."""
 
 import re
 
@@ -16,17 +16,17 @@ HEADS = ("head/kernel", "head/bias")
 
 
 def by_name(arrays, names):
-  """The outputs of the head under the names of their classes."""
+  """Returns the head's parameters of each class by class name."""
   return {name: [arrays[path][..., i].tolist() for path in HEADS] for i, name in enumerate(names)}
 
 
 def labelled(folder, names=NAMES):
-  """A file of timm's layout with names of classes."""
+  """Writes a file in timm's layout with class names."""
   folder.mkdir(exist_ok=True)
   return str(small_weights.file(folder, label_names=list(names)))
 
 
-def test_g_outputs_are_moved_to_the_positions_of_the_classes_of_the_data(tmp_path):
+def test_head_outputs_follow_the_class_order_of_the_data(tmp_path):
   want, original = small_weights.described(), small_weights.arrays(small_weights.described())
   path = labelled(tmp_path)
   for head in ("keep", "auto"):
@@ -42,7 +42,7 @@ def test_g_outputs_are_moved_to_the_positions_of_the_classes_of_the_data(tmp_pat
   assert not arrays["head/kernel"].any() and not any("moved" in note for note in notes)
 
 
-def test_g_a_teacher_is_read_with_outputs_at_the_positions_of_the_students_classes(tmp_path):
+def test_teacher_outputs_follow_the_class_order_of_the_student(tmp_path):
   frozen = importers.open_frozen(labelled(tmp_path), 32, "float32", classes=CLASSES)
   original = small_weights.arrays(small_weights.described())
   assert by_name(frozen.load(), CLASSES) == by_name(original, NAMES)
@@ -52,7 +52,7 @@ def test_g_a_teacher_is_read_with_outputs_at_the_positions_of_the_students_class
     importers.open_frozen(labelled(tmp_path), 32, "float32", classes=odd)
 
 
-def test_g_classes_that_are_only_in_part_the_same_are_refused_or_noted(tmp_path):
+def test_partly_equal_classes_are_an_error_or_a_note(tmp_path):
   want, path, odd = small_weights.described(), labelled(tmp_path), (*NAMES[1:], "new")
   with pytest.raises(ConfigError, match=r"'dog' is number 1 and 0.*; other names differ\. .*init\.head=new"):
     importers.load_fitted(path, want, "keep", classes=odd)
@@ -67,14 +67,14 @@ def test_g_classes_that_are_only_in_part_the_same_are_refused_or_noted(tmp_path)
     (["b", "a"], ["a", "b"], [1, 0]),
     (["caf\u00e9", "a"], ["a", "cafe\u0301"], [1, 0]),  # NFC and NFD
     (["0", "1", "10", "2"], ["0", "1", "2", "10"], [0, 1, 3, 2]),
-    (["0", "1", "2"], ["1", "2", "3"], None),  # numbers of weights whose classes have no names
+    (["0", "1", "2"], ["1", "2", "3"], None),  # class numbers, for weights without class names
     (["a", "b"], ["c", "d"], None),
     (["a", "b"], ["a", "b", "c"], None),
     (["a", "a", "b"], ["a", "a", "c"], None),
     (["a", "x"], ["a", "y"], None),
   ],
 )
-def test_g_the_order_follows_from_the_names_alone(names, classes, order):
+def test_class_order_depends_only_on_the_names(names, classes, order):
   described = small_weights.described(len(names))
   arrays = {"head/bias": np.arange(len(names)), "norm/bias": np.arange(len(names))}
   moved, notes = class_order.arrange_outputs(arrays, described, names, classes)
@@ -82,7 +82,7 @@ def test_g_the_order_follows_from_the_names_alone(names, classes, order):
   assert moved["norm/bias"].tolist() == list(range(len(names)))
 
 
-def test_g_names_that_occur_twice_have_no_order():
+def test_class_names_that_occur_twice_are_an_error():
   with pytest.raises(ConfigError, match="'b' is number 2 and 1"):
     class_order.arrange_outputs({}, small_weights.described(3), ["a", "a", "b"], ["a", "b", "a"])
 
@@ -98,12 +98,12 @@ def test_g_names_that_occur_twice_have_no_order():
     ({"identity": {"data": {"classes": [1]}}}, ()),
   ],
 )
-def test_names_of_a_checkpoint_are_those_of_its_data(about, names):
+def test_class_names_of_a_checkpoint_come_from_its_data(about, names):
   assert class_order.read_class_names(about) == names
 
 
 @pytest.mark.heavy
-def test_g_a_workdir_is_read_like_a_file(tmp_path):
+def test_head_of_a_workdir_is_reordered_like_that_of_a_file(tmp_path):
   want = small_weights.described()
   about = {"model": want.to_json(), "use": {"classes": list(NAMES)}}
   checkpoints.write_weights(tmp_path / "w", small_weights.arrays(want), about)

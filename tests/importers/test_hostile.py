@@ -1,4 +1,4 @@
-"""Weights that are damaged, lie or attack are one short error before anything is allocated or run."""
+"""Tests that damaged, false or malicious weights raise one short error before memory is allocated or code runs."""
 
 import tracemalloc
 
@@ -11,7 +11,7 @@ from vit_jax.schema import ConfigError
 
 
 def refused(path):
-  """The error that reading the file ends with, after little memory."""
+  """Reads a file, checks that memory use stays below 128 MiB, and returns the error message."""
   tracemalloc.start()
   try:
     with pytest.raises(ConfigError) as caught:
@@ -26,7 +26,7 @@ def refused(path):
 
 
 @pytest.mark.parametrize("name", hostile.WEIGHTS)
-def test_hostile_weights_are_one_error_that_names_the_file(tmp_path, monkeypatch, name):
+def test_hostile_weights_are_an_error_that_names_the_file(tmp_path, monkeypatch, name):
   monkeypatch.chdir(tmp_path)
   if name.startswith("pth"):
     pytest.importorskip("torch")
@@ -37,21 +37,21 @@ def test_hostile_weights_are_one_error_that_names_the_file(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name", hostile_paths.PATHS)
-def test_what_is_no_file_is_one_error_that_names_it(tmp_path, name):
+def test_paths_that_are_not_files_are_an_error_that_names_them(tmp_path, name):
   path = hostile_paths.PATHS[name](tmp_path / "w.npz")
   assert path.name[:100] in refused(path)
 
 
-def test_a_name_that_no_file_can_have_is_one_error():
+def test_file_name_with_a_zero_byte_is_an_error():
   assert r"'a\x00.npz'" in refused(hostile_paths.ZERO)
 
 
 @pytest.mark.parametrize("name", hostile.HUB)
-def test_a_config_of_another_code_that_means_another_model_is_refused(tmp_path, name):
+def test_hub_config_of_another_model_is_an_error(tmp_path, name):
   assert "config.json" in refused(hostile.hub(tmp_path, name))
 
 
-def test_bfloat16_and_float16_are_read_as_before(tmp_path):
+def test_float16_weights_are_read_as_float32(tmp_path):
   arrays = {name: array.astype(np.float16) for name, array in hostile.good("vit_jax").items()}
   np.savez_compressed(tmp_path / "a.npz", **arrays)
   assert all(array.dtype == np.float32 for array in importers.load(tmp_path / "a.npz")[1].values())

@@ -1,4 +1,4 @@
-"""vit_jax/importers/layout.py and the tables of all families: what is written is recognised and read back exactly."""
+"""Tests of vit_jax/importers/layout.py and all layout tables: written tensors are recognised and read back exactly."""
 
 import itertools
 import re
@@ -96,7 +96,7 @@ EXAMPLES = [  # layout, model, image size, classes
 
 
 def example(name, model, arguments, image_size, classes, seed=0):
-  """(layout, description, random arrays by our paths)."""
+  """Returns a layout, a description, and random parameters by path."""
   description = Description(Choice(model, arguments), image_size, classes)
   rng = np.random.default_rng(seed)
   arrays = {
@@ -110,7 +110,7 @@ def example(name, model, arguments, image_size, classes, seed=0):
 
 
 def hints_of(description):
-  """What no tensor says."""
+  """Returns the facts about a model that its tensors do not show."""
   return {
     "heads": description.model.args.get("heads"),
     "image_size": description.image_size,
@@ -121,12 +121,12 @@ def hints_of(description):
 @pytest.mark.sample(1, each=lambda case: case[0])
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", EXAMPLES, ids=lambda case: f"{case[0]}-{case[1]}-{len(str(case[2]))}")
-def test_what_is_written_is_recognised_and_read_back(case):
+def test_written_tensors_are_recognised_and_read_back(case):
   written, description, arrays = example(*case)
   tensors = layout.write(written, arrays, description)
   found = importers.recognise(tensors, hints_of(description))
   assert found.layout.name == written.name and found.layout.family == written.family
-  # Another name for the same model is as good: its shapes and its arguments count.
+  # Another name of the same model is accepted if shapes and arguments are equal.
   assert layout.compute_shapes(found.description) == layout.compute_shapes(description)
   words = ("pool", "head", "registers", "position", "gelu", "eps", "norm_order", "padding", "mlp", "norm")
   words += ("norm.eps", "norm.order", "position.rotary", "attention", "attention.bias", "attention.output")
@@ -149,15 +149,15 @@ def test_every_layout_of_every_family_has_an_example():
   assert families == {(one.name, one.family) for one in importers.load_layouts()}
 
 
-def test_a_fixed_table_is_stored_where_the_other_code_learns_it():
+def test_fixed_position_table_is_stored_in_a_layout_that_learns_it():
   _, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"position": "sincos2d"}, 32, 3)
   tensors = layout.write(importers.find_layout(description, "timm"), arrays, description)
   found = importers.recognise(tensors, {"heads": 2})
-  table = np.pad(positions.compute_sincos2d(4, 4, 64), ((1, 0), (0, 0)))  # no position for the class token
+  table = np.pad(positions.compute_sincos2d(4, 4, 64), ((1, 0), (0, 0)))  # zero position for the class token
   np.testing.assert_array_equal(found.read()["position/table"], table)
 
 
-def test_missing_surplus_and_misshapen_tensors_are_listed_and_none_is_read():
+def test_missing_extra_and_misshapen_tensors_are_listed_without_reading():
   written, description, arrays = example("timm", "ViT-S/8", SMALL, 32, 3)
 
   def refuse():
@@ -179,19 +179,19 @@ def test_missing_surplus_and_misshapen_tensors_are_listed_and_none_is_read():
     assert words in str(error.value)
 
 
-def test_tensors_of_no_known_model_are_refused():
+def test_tensors_of_an_unknown_model_are_an_error():
   with pytest.raises(ConfigError, match=r"no known model: 2 tensors, such as a, b\. Known: .*vit \(timm\)"):
     importers.recognise({"a": np.zeros(1), "b": np.zeros(1)})
 
 
-def test_a_look_alike_that_lacks_a_tensor_is_refused():
+def test_similar_layout_with_a_missing_tensor_is_an_error():
   tensors = {"patch_embed.proj.weight": np.zeros((8, 3, 4, 4)), "blocks.0.attn.qkv.weight": np.zeros((24, 8))}
   with pytest.raises(ConfigError, match=r"look like a vit of timm, but lack 'blocks.0.mlp.fc1.weight'"):
     importers.recognise(tensors)
 
 
 @pytest.mark.parametrize("case", EXAMPLES[:50:4], ids=lambda case: f"{case[0]}-{case[1]}-{len(str(case[2]))}")
-def test_any_tensor_of_any_other_shape_is_one_error(case):
+def test_tensor_of_any_other_shape_is_an_error(case):
   written, description, arrays = example(*case)
   tensors = layout.write(written, arrays, description)
   unread = {name for names in layout.find_ignored(written, tensors).values() for name in names}
@@ -202,7 +202,7 @@ def test_any_tensor_of_any_other_shape_is_one_error(case):
         importers.recognise({**tensors, name: Tensor(shape, np.float32, None)}, hints_of(description)).check()
 
 
-def test_whole_numbers_are_no_weights():
+def test_integer_weights_are_an_error():
   written, description, arrays = example("timm", "ViT-S/8", SMALL, 32, 3)
   tensors = layout.write(written, arrays, description)
   tensors["norm.bias"] = tensors["norm.bias"].astype(np.int32)
@@ -224,19 +224,19 @@ def test_whole_numbers_are_no_weights():
     ("vit_jax", {"position": "relative"}, r"cannot store blocks/0/attention/offsets"),
   ],
 )
-def test_what_a_layout_cannot_hold_is_refused(name, arguments, says):
+def test_models_that_a_layout_cannot_store_are_errors(name, arguments, says):
   written, description, arrays = example(name, "ViT-S/8", SMALL | arguments, 32, 3)
   with pytest.raises(ConfigError, match=says):
     layout.write(written, arrays, description)
 
 
-def test_another_order_of_norms_is_no_model_of_the_official_code():
+def test_compact_layout_cannot_store_another_norm_order():
   written, description, arrays = example("compact", "cvt_2_4_32", COMPACT | {"norm_order": "pre"}, 32, 10)
   with pytest.raises(ConfigError, match="implies norm_order=official, but this model has pre"):
     layout.write(written, arrays, description)
 
 
-def test_a_row_packs_several_parameters_in_order_and_counts_from_one_where_asked():
+def test_row_packs_parameters_in_order_and_may_count_from_one():
   one = TensorRow("stage{i1}.qk", ("s/{i}/q", "s/{i}/k"), "(t h) d -> t d h")
   made = layout.Layout("x", "vit", (one,), bool, bool)
   ours = {"s/0/k": (2, 3), "s/0/q": (2, 3), "s/1/q": (2, 4), "s/1/k": (2, 4)}
@@ -246,7 +246,7 @@ def test_a_row_packs_several_parameters_in_order_and_counts_from_one_where_asked
 
 
 @pytest.mark.parametrize("value", [1e300, -1e39])
-def test_a_value_that_float32_cannot_hold_is_refused_with_its_tensor(value):
+def test_value_that_overflows_float32_is_an_error_with_its_tensor(value):
   written, description, arrays = example("timm", "ViT-S/8", SMALL | {"gelu": "erf"}, 32, 3)
   tensors = {name: tensor.astype(np.float64) for name, tensor in layout.write(written, arrays, description).items()}
   layout.read(written, tensors, description)
@@ -258,7 +258,7 @@ def test_a_value_that_float32_cannot_hold_is_refused_with_its_tensor(value):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a2_a_tensor_that_is_not_finite_is_named_with_its_place(value):
+def test_tensor_that_is_not_finite_is_an_error_with_its_index(value):
   written, description, arrays = example("timm", "ViT-S/8", SMALL | {"gelu": "erf"}, 32, 3)
   tensors = {name: np.array(tensor) for name, tensor in layout.write(written, arrays, description).items()}
   tensors["blocks.1.attn.qkv.bias"][7] = value

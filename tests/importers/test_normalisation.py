@@ -1,4 +1,4 @@
-"""How images are normalised where nothing says it: as docs/models/index.md has it of the publishers."""
+"""Tests of the default normalisation of each publisher against the table in docs/models/index.md."""
 
 import pathlib
 import re
@@ -44,7 +44,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs/models/index.md"
     ("compact", "cct_7_7x2_224_sine", {}, 102, 0.4353),
   ],
 )
-def test_publishers_have_their_own(layout, name, arguments, classes, mean):
+def test_default_normalisation_is_that_of_the_publisher(layout, name, arguments, classes, mean):
   usual = normalisation.find_usual_normalisation(
     layout, Description(Choice(name, arguments), models.find(name).image_size, classes)
   )

@@ -1,4 +1,4 @@
-"""Messages about the selection of weights name an option that the running command accepts."""
+"""Tests that messages about the selection of weights name an option that the running command accepts."""
 
 import pathlib
 
@@ -18,7 +18,7 @@ MODEL = small_weights.described()
 
 
 def file(folder, **prefixes):
-  """A file with the same model under several prefixes."""
+  """Writes a file with the same model under several prefixes."""
   arrays = importers.export_tensors(small_weights.arrays(MODEL), MODEL, "timm")
   tensors = {f"{prefix}.{name}": np.ascontiguousarray(t) for prefix in prefixes for name, t in arrays.items()}
   (folder / "config.json").write_text('{"architecture": "vit_small_patch8_224", "model_args": {"num_heads": 2}}')
@@ -58,7 +58,7 @@ READ = {
 
 
 @pytest.mark.parametrize("verb", [pytest.param(verb, marks=[pytest.mark.heavy] * (verb == "Python")) for verb in READ])
-def test_a_note_and_an_error_name_the_option_of_the_command(averaged, several, verb):
+def test_notes_and_errors_name_the_option_of_the_command(averaged, several, verb):
   read, raw, prefix = READ[verb]
   (note,) = [note for note in read(averaged) if "also in the file" in note]
   assert note.endswith(f"; to read another model: {raw}")
@@ -67,12 +67,12 @@ def test_a_note_and_an_error_name_the_option_of_the_command(averaged, several, v
   assert str(error.value).endswith(f". Choose one: {prefix}")
 
 
-def test_the_option_of_fewshot_reads_the_other_weights(averaged):
+def test_option_in_the_note_of_fewshot_reads_the_raw_weights(averaged):
   raw = READ["fewshot"][1].removeprefix("--config.").split("=")
   assert "these are averaged weights" not in fewshot.load_weights(averaged, measurement(**dict([raw]))).notes
 
 
-def test_a_report_names_the_command_that_selects_weights(several):
+def test_error_of_report_names_the_command_that_selects_weights(several):
   with pytest.raises(ConfigError, match=r"Choose one: python -m vit_jax\.convert --prefix=NAME FILE NEW$"):
     report.make_chapters(report.ReportContents([], [pathlib.Path(several)]))
 
@@ -88,7 +88,7 @@ def test_a_report_names_the_command_that_selects_weights(several):
     (["train", "--no-ema"], "--config.init.ema=false"),
   ],
 )
-def test_a_flag_of_another_verb_is_answered_with_the_key(words, suggested):
+def test_flag_of_another_verb_suggests_the_config_key(words, suggested):
   kind = config.Measurement if words[0] == "fewshot" else config.Run
   parser = cli.Parser(words[0], "", config_type=kind)
   for flag in ("--config", "--weights", "--workdir", "--no-report")[: 4 if words[0] == "train" else 2]:
@@ -97,13 +97,13 @@ def test_a_flag_of_another_verb_is_answered_with_the_key(words, suggested):
     parser.parse(words[1:])
 
 
-def test_the_length_of_an_average_is_still_another_key():
+def test_ema_flag_of_training_suggests_the_decay_of_the_optimizer():
   assert suggestions.suggest_for_flag("--ema", "", {"--workdir": True}, ["optim", "init"]).flags == (
     "--config.optim.ema=0.9999",
   )
 
 
-def test_the_form_ends_with_its_context():
+def test_form_of_options_is_restored_after_its_context():
   with options.use_form("config.init"), options.use_form(options.CONVERT):
     assert options.ema_option(True) == "python -m vit_jax.convert --ema FILE NEW"
   assert (options.ema_option(True), options.prefix_option()) == ("--ema", "--prefix=NAME")

@@ -1,4 +1,4 @@
-"""Tables of positions with and without rows for the tokens in front of the patches: the blocks get the same."""
+"""Tests that position tables with and without rows for prefix tokens give the blocks the same input."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def arrays(rows):
 
 
 def tokens(arrays, leading):
-  """What is added to the patches, and the tokens in front of them with their positions."""
+  """Returns the prefix tokens plus their positions, and the positions of the patches."""
   table = arrays[position_tables.TABLE]
   return np.stack([arrays[name] + (table[i] if leading else 0) for i, name in enumerate(("cls", "distillation"))]), (
     table[2:] if leading else table
@@ -27,7 +27,7 @@ def tokens(arrays, leading):
 
 
 @pytest.mark.parametrize(("have", "want"), [("learned", "learned_patches"), ("learned_patches", "learned")])
-def test_a_token_that_loses_its_row_has_it_added_and_one_that_gets_a_row_gets_zeros(have, want):
+def test_converted_table_keeps_the_input_of_the_blocks(have, want):
   before = arrays(6 if have == "learned" else 4)
   after, description = position_tables.convert_position(before, described(have), want)
   assert description.settings()["position"] == want
@@ -36,7 +36,7 @@ def test_a_token_that_loses_its_row_has_it_added_and_one_that_gets_a_row_gets_ze
 
 
 @pytest.mark.parametrize(("have", "want"), [("learned", "learned"), ("sincos2d", "learned"), ("learned", None)])
-def test_other_tables_are_left_alone(have, want):
+def test_tables_without_a_change_are_returned_as_they_are(have, want):
   before = arrays(6)
   after, description = position_tables.convert_position(before, described(have), want)
   assert after is before and description == described(have)

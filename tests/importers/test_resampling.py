@@ -1,4 +1,4 @@
-"""Position tables on other grids: each publisher's rule against SciPy, PyTorch, timm and Transformers."""
+"""Tests of position tables on other grids: each publisher's rule against SciPy, PyTorch, timm and Transformers."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="needs pip install -e '.[test]'")
 
 
 @pytest.mark.parametrize(("old", "new"), [((4, 4), (7, 7)), ((14, 14), (24, 24)), ((3, 5), (6, 2)), ((24, 14), (1, 1))])
-def test_zoom_is_scipys_on_any_grid(old, new):
+def test_zoom_matches_scipy_on_any_grid(old, new):
   given = table(*old)
   scale = [b / a for a, b in zip(old, new, strict=True)]
   expected = scipy.ndimage.zoom(given.reshape(*old, -1), (*scale, 1), order=1)
@@ -28,7 +28,7 @@ def test_zoom_is_scipys_on_any_grid(old, new):
 
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize(("old", "new"), [((4, 4), (7, 7)), ((13, 13), (23, 23)), ((5, 3), (2, 6)), ((8, 8), (3, 3))])
-def test_pixel_centred_methods_are_those_of_torch(method, old, new):
+def test_pixel_centred_methods_match_torch(method, old, new):
   given = table(*old)
   planes = torch.tensor(given.reshape(1, *old, -1)).permute(0, 3, 1, 2)
   resized = torch.nn.functional.interpolate(planes, size=new, mode=method, align_corners=False)
@@ -37,11 +37,11 @@ def test_pixel_centred_methods_are_those_of_torch(method, old, new):
 
 
 @pytest.mark.parametrize("method", ["zoom", "bilinear", "bicubic"])
-def test_the_same_grid_changes_nothing(method):
+def test_resampling_to_the_same_grid_changes_no_value(method):
   np.testing.assert_allclose(resample(table(4, 6), (4, 6), (4, 6), method), table(4, 6), atol=1e-6)
 
 
-def test_a_table_that_is_no_such_grid_is_refused():
+def test_table_that_does_not_fill_the_grid_is_an_error():
   with pytest.raises(ValueError, match="12 rows is not a grid of 3 x 3"):
     resample(table(3, 4), (3, 3), (4, 4))
 
@@ -59,13 +59,13 @@ def by_torch(given, old, **arguments):
 
 @pytest.mark.parametrize(("old", "new"), GRIDS)
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
-def test_a7_antialiased_methods_are_those_of_torch(method, old, new):
+def test_antialiased_methods_match_torch(method, old, new):
   expected = by_torch(table(*old), old, size=new, mode=method, antialias=True)
   np.testing.assert_allclose(resample(table(*old), old, new, f"{method}_antialiased"), expected, atol=5e-6)
 
 
 @pytest.mark.parametrize(("old", "new"), [grids for grids in GRIDS if grids[0][0] == grids[0][1]])
-def test_a7_bicubic_offset_is_the_code_of_dino_and_dinov2(old, new):
+def test_bicubic_offset_matches_the_code_of_dino_and_dinov2(old, new):
   factors = tuple((side + 0.1) / before for before, side in zip(old, new, strict=True))
   expected = by_torch(table(*old), old, scale_factor=factors, mode="bicubic")
   assert len(expected) == new[0] * new[1]
@@ -73,7 +73,7 @@ def test_a7_bicubic_offset_is_the_code_of_dino_and_dinov2(old, new):
 
 
 @pytest.mark.parametrize(("old", "new"), [grids for grids in GRIDS if grids[0][0] == grids[0][1]])
-def test_a7_bicubic_antialiased_is_the_function_of_timm(old, new):
+def test_bicubic_antialiased_matches_the_function_of_timm(old, new):
   timm = peers.timm()
   given = torch.tensor(np.concatenate([np.ones((2, 5), np.float32), table(*old)])[None])
   expected = timm.layers.resample_abs_pos_embed(given, new, old, num_prefix_tokens=2)[0].numpy()
@@ -82,7 +82,7 @@ def test_a7_bicubic_antialiased_is_the_function_of_timm(old, new):
 
 
 def at_size(path, side):
-  """Returns our model of a file at another resolution."""
+  """Returns the imported model of a file at another resolution."""
   description, arrays = importers.load(path)
   want = description.replace(image_size=side)
   fitted, notes = surgery.fit(arrays, description, want, "keep")
@@ -116,7 +116,7 @@ TRANSFORMERS = {
 @pytest.mark.heavy
 @pytest.mark.parametrize("side", [56, 24])
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_a7_files_of_transformers_give_its_features_at_another_resolution(tmp_path, name, side):
+def test_transformers_files_match_its_features_at_another_resolution(tmp_path, name, side):
   transformers = peers.transformers()
   made = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**SIZES, **TRANSFORMERS[name]))
   model = drawn(made)
@@ -125,7 +125,7 @@ def test_a7_files_of_transformers_give_its_features_at_another_resolution(tmp_pa
   explicit = {} if name.startswith("Dinov2") else {"interpolate_pos_encoding": True}
   with torch.no_grad():
     theirs = model(pixel_values=images, **explicit).pooler_output
-  if name == "ViT":  # whose pooled output has a layer with tanh
+  if name == "ViT":  # its pooled output has a layer with tanh
     description, arrays = importers.load(tmp_path)
     fitted, _ = surgery.fit(arrays, description, description.replace(image_size=side), "keep")
     outputs, _ = models.functional(description.replace(image_size=side)).outputs(
@@ -151,7 +151,7 @@ TIMM = (
 @pytest.mark.heavy
 @pytest.mark.parametrize("side", [56, 24])
 @pytest.mark.parametrize("name", TIMM)
-def test_a7_files_of_timm_give_its_logits_at_another_resolution(tmp_path, name, side):
+def test_timm_files_match_its_logits_at_another_resolution(tmp_path, name, side):
   timm = peers.timm()
   sizes = {"img_size": 40, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
   model = drawn(timm.create_model(name, **sizes))
@@ -169,7 +169,7 @@ def test_a7_files_of_timm_give_its_logits_at_another_resolution(tmp_path, name, 
 
 
 @pytest.mark.parametrize(("registers", "method"), [(0, "bicubic_offset"), (4, "bicubic_antialiased")])
-def test_a7_files_of_dinov2_have_its_rule_also_after_conversion(tmp_path, registers, method):
+def test_dinov2_files_keep_their_resampling_rule_after_conversion(tmp_path, registers, method):
   _, _, tensors = originals.dinov2(registers, "gelu", None)
   found = importers.recognise(tensors, {"heads": 2})
   assert found.description.arguments()["resampling"] == method
@@ -191,7 +191,7 @@ def test_a7_files_of_dinov2_have_its_rule_also_after_conversion(tmp_path, regist
   assert importers.load(tmp_path / "c/c.safetensors")[0].arguments()["resampling"] == "zoom"
 
 
-def test_a7_a_rule_of_the_config_replaces_that_of_the_file():
+def test_resampling_rule_of_the_config_overrides_that_of_the_file():
   _, _, tensors = originals.dinov2(0, "gelu", None)
   found = importers.recognise(tensors, {"heads": 2})
   args = {**found.description.model.args, "resampling": "bilinear"}
@@ -201,7 +201,7 @@ def test_a7_a_rule_of_the_config_replaces_that_of_the_file():
   np.testing.assert_array_equal(fitted["position/table"][1:], resample(table[1:], (4, 4), (6, 6), "bilinear"))
 
 
-def test_a7_every_layout_of_a_vit_has_the_rule_of_its_publisher():
+def test_every_vit_layout_has_the_resampling_rule_of_its_publisher():
   rules = {}
   for one in importers.load_layouts():
     if one.family == "vit":

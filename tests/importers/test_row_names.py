@@ -1,4 +1,4 @@
-"""vit_jax/importers/row_names.py: names of all layouts, and tensors with another number of dimensions."""
+"""Tests of vit_jax/importers/row_names.py: tensor names of layouts, and tensors with a wrong number of dimensions."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from vit_jax.schema import ConfigError
 
 
 @pytest.mark.parametrize("name", ["timm", "hf", "vit_jax", "big_vision"])
-def test_the_pattern_has_every_name_of_a_file_in_the_group_of_its_row(name):
+def test_pattern_matches_every_name_in_the_group_of_its_row(name):
   written, _, arrays = example(name, "ViT-S/8", SMALL, 32, 3)
   named = row_names.compile_pattern(written)
   for entry in layout.list_entries(written, {path: array.shape for path, array in arrays.items()}):
@@ -34,7 +34,7 @@ def test_the_pattern_has_every_name_of_a_file_in_the_group_of_its_row(name):
     ("hf", "vit.embeddings.position_embeddings", r"position_embeddings has the shape \(17, 64\)"),
   ],
 )
-def test_c8_a_tensor_with_another_number_of_dimensions_is_named_with_its_shape(name, tensor, says):
+def test_tensor_with_too_few_dimensions_is_an_error_with_its_shape(name, tensor, says):
   written, description, arrays = example(name, "ViT-S/8", SMALL, 32, 3)
   tensors = layout.write(written, arrays, description)
   assert importers.recognise(tensors, {"heads": 2}).description.image_size == 32
@@ -43,7 +43,7 @@ def test_c8_a_tensor_with_another_number_of_dimensions_is_named_with_its_shape(n
     importers.recognise(tensors, {"heads": 2})
 
 
-def test_c8_a_table_with_rows_in_one_dimension_more_is_refused_too():
+def test_position_table_with_an_extra_dimension_is_an_error():
   written, description, arrays = example("timm", "ViT-S/8", SMALL, 32, 3)
   tensors = layout.write(written, arrays, description)
   tensors["pos_embed"] = np.asarray(tensors["pos_embed"])[None]

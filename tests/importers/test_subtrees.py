@@ -1,4 +1,4 @@
-"""vit_jax/importers/subtrees.py: which tensors of a file are read, for what training codes save around a model."""
+"""Tests of vit_jax/importers/subtrees.py, which selects a model's tensors in files that training codes save."""
 
 import time
 
@@ -30,7 +30,11 @@ def saved(folder, tensors, name="weights.safetensors"):
 
 
 def read(folder, tensors, **choice):
-  """(what the parameters differ by from those of RAW, classes, notes in one text) of a file with these tensors."""
+  """Writes and reads a file with these tensors.
+
+  Returns:
+    The constant difference between its parameters and those of RAW, the number of classes, and the notes.
+  """
   description, arrays, notes, *_ = importers.read(saved(folder, tensors), HINTS, **choice)
   apart = {round(float((arrays[path] - ARRAYS[path]).min()), 3) for path in arrays}
   apart |= {round(float((arrays[path] - ARRAYS[path]).max()), 3) for path in arrays}
@@ -47,13 +51,13 @@ PREFIXES = [
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_a6_any_prefix_is_removed_and_printed(tmp_path, prefix):
+def test_any_prefix_is_removed_and_noted(tmp_path, prefix):
   apart, classes, notes = read(tmp_path, under(prefix))
   assert (apart, classes) == (0, 7)
   assert notes == f"read without the prefix {prefix!r}"
 
 
-def test_a6_names_without_a_prefix_have_no_note(tmp_path):
+def test_names_without_a_prefix_have_no_note(tmp_path):
   assert read(tmp_path, RAW) == (0, 7, "")
 
 
@@ -61,7 +65,7 @@ def test_a6_names_without_a_prefix_have_no_note(tmp_path):
   "word", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module"]
 )
 @pytest.mark.parametrize("prefix", ["", "model.", "_fsdp_wrapped_module.", "module.backbone."])
-def test_a6_wrappers_of_single_blocks_are_removed_and_printed(tmp_path, word, prefix):
+def test_wrappers_of_single_blocks_are_removed_and_noted(tmp_path, word, prefix):
   inside = {name.replace("blocks.1.", f"blocks.1.{word}."): tensor for name, tensor in RAW.items()}
   inside = {name.replace(".attn.", f".attn.{word}."): tensor for name, tensor in inside.items()}
   apart, classes, notes = read(tmp_path, under(prefix, inside))
@@ -72,7 +76,7 @@ def test_a6_wrappers_of_single_blocks_are_removed_and_printed(tmp_path, word, pr
 
 @pytest.mark.parametrize("layout", ["vit_jax", "big_vision", "hf"])
 @pytest.mark.parametrize("prefix", ["model.", "teacher/", "params/encoder/"])
-def test_a6_prefixes_are_removed_in_every_layout(layout, prefix):
+def test_prefixes_are_removed_in_every_layout(layout, prefix):
   tensors = importers.export_tensors(ARRAYS, TIMM, layout)
   recognised = importers.recognise(under(prefix, tensors), HINTS)
   assert recognised.layout.name == layout and recognised.notes[0] == f"read without the prefix {prefix!r}"
@@ -100,7 +104,7 @@ PAIRS = [  # raw, averaged
 
 
 @pytest.mark.parametrize(("raw", "averaged"), PAIRS)
-def test_a4_averaged_weights_are_preferred_and_named(tmp_path, raw, averaged):
+def test_averaged_weights_are_preferred_and_noted(tmp_path, raw, averaged):
   both = under(raw) | under(averaged, AVERAGE)
   apart, _, notes = read(tmp_path, both)
   assert apart == 1 and "these are averaged weights" in notes and f"prefix {averaged!r}" in notes
@@ -116,19 +120,19 @@ def test_a4_averaged_weights_are_preferred_and_named(tmp_path, raw, averaged):
 
 
 @pytest.mark.parametrize("prefix", ["state_dict_ema.", "model_ema.", "ema_state_dict.", "ema."])
-def test_a4_averaged_weights_alone_are_read(tmp_path, prefix):
+def test_file_with_only_averaged_weights_is_read(tmp_path, prefix):
   apart, classes, notes = read(tmp_path, under(prefix, AVERAGE))
   assert (apart, classes) == (1, 7) and "these are averaged weights" in notes
   with pytest.raises(ConfigError, match=r"the file has no raw weights; the file has '.*ema.*'.* Remove --no-ema"):
     read(tmp_path, under(prefix, AVERAGE), ema=False)
 
 
-def test_a4_an_average_that_is_not_there_is_an_error(tmp_path):
+def test_selecting_an_absent_average_is_an_error(tmp_path):
   with pytest.raises(ConfigError, match=r"no averaged weights; the file has 'model\.' \(32 tensors\)\. Remove --ema"):
     read(tmp_path, under("model."), ema=True)
 
 
-def test_a4_a_teacher_of_another_size_is_no_average_of_the_student(tmp_path):
+def test_teacher_of_another_size_is_not_an_average_of_the_student(tmp_path):
   wide = small_weights.described(width=128, heads=2)
   teacher = importers.export_tensors(small_weights.arrays(wide), wide, "timm")
   both = under("student.") | under("teacher.", teacher)
@@ -146,7 +150,7 @@ def test_a4_a_teacher_of_another_size_is_no_average_of_the_student(tmp_path):
     ("a.", "b."),
   ],
 )
-def test_a4_several_models_without_a_rule_are_refused_with_their_prefixes(tmp_path, first, second):
+def test_several_unrelated_models_are_an_error_with_their_prefixes(tmp_path, first, second):
   both = under(first) | under(second, AVERAGE)
   with pytest.raises(ConfigError, match="several models are in one file") as error:
     read(tmp_path, both)
@@ -157,26 +161,26 @@ def test_a4_several_models_without_a_rule_are_refused_with_their_prefixes(tmp_pa
     read(tmp_path, both, prefix="other")
 
 
-# What is outside of the prefix.
+# Tensors outside of the prefix.
 
 
 @pytest.mark.parametrize("prefix", ["backbone.", "model.backbone.", "encoder.", "visual.trunk."])
 @pytest.mark.parametrize("head", ["head", "classifier", "fc", "cls_head.fc", "linear"])
-def test_a5_a_classifier_beside_the_backbone_is_read(tmp_path, prefix, head):
+def test_classifier_outside_of_the_backbone_prefix_is_read(tmp_path, prefix, head):
   outside = {name.replace("head.", f"{head}."): tensor for name, tensor in HEAD.items()}
   apart, classes, notes = read(tmp_path, under(prefix, BODY) | outside)
   assert (apart, classes) == (0, 7)
   assert f"read from outside of the prefix: {', '.join(sorted(outside))}" in notes
 
 
-def test_a5_each_model_has_the_classifier_beside_it(tmp_path):
+def test_each_model_gets_the_classifier_of_its_own_prefix(tmp_path):
   both = under("model.backbone.", BODY) | under("model.", HEAD)
   both |= under("model_ema.backbone.", BODY_AVERAGE) | under("model_ema.", {name: AVERAGE[name] for name in HEAD})
   assert read(tmp_path, both)[:2] == (1, 7)
   assert read(tmp_path, both, ema=False)[:2] == (0, 7)
 
 
-def test_a5_a_norm_after_pooling_beside_the_backbone_is_read(tmp_path):
+def test_pooling_norm_outside_of_the_backbone_prefix_is_read(tmp_path):
   gap = small_weights.described(gelu="erf", pool="gap", norm_pooled=True)
   tensors = importers.export_tensors(small_weights.arrays(gap), gap, "timm")
   outside = ("head.", "fc_norm.")
@@ -197,7 +201,7 @@ OUTSIDE = {
 }
 
 
-def test_a5_all_that_is_left_out_is_listed(tmp_path):
+def test_all_omitted_tensors_are_listed(tmp_path):
   tensors = under("student.backbone.", BODY) | under("teacher.backbone.", BODY_AVERAGE)
   outside = {name: np.ones(shape, np.float32) for name, shape in OUTSIDE.items()}
   apart, classes, notes = read(tmp_path, tensors | outside)
@@ -206,7 +210,7 @@ def test_a5_all_that_is_left_out_is_listed(tmp_path):
   assert set(left_out) == set(OUTSIDE)
 
 
-def test_a5_omitted_names_without_prefix_are_listed_or_refused(tmp_path):
+def test_omitted_names_without_prefix_are_listed_or_an_error(tmp_path):
   other = {"optimizer.state.0.exp_avg": np.ones(3, np.float32), "loss.weight": np.ones(3, np.float32)}
   assert read(tmp_path, RAW | other) == (
     0,
@@ -217,13 +221,13 @@ def test_a5_omitted_names_without_prefix_are_listed_or_refused(tmp_path):
     read(tmp_path, RAW | {"norm_pre.weight": np.ones(64, np.float32)})
 
 
-def test_a5_many_tensors_are_counted_by_their_first_word(tmp_path):
+def test_many_omitted_tensors_are_counted_by_their_first_word(tmp_path):
   text = {f"transformer.{i}.weight": np.ones(2, np.float32) for i in range(50)}
   _, _, notes = read(tmp_path, under("visual.trunk.", BODY) | text | {"logit_scale": np.ones((), np.float32)})
   assert notes.endswith("left out, not part of this model: logit_scale, transformer.* (50 tensors)")
 
 
-def test_a5_moments_of_an_optimizer_are_no_model(tmp_path):
+def test_optimizer_moments_are_not_a_model(tmp_path):
   tensors = importers.export_tensors(ARRAYS, TIMM, "vit_jax")
   whole = under("opt/target/", tensors) | under("opt/state/mu/", tensors) | under("opt/0/nu/", tensors)
   found = importers.recognise(whole, HINTS)
@@ -243,12 +247,12 @@ def test_a5_moments_of_an_optimizer_are_no_model(tmp_path):
     "model.blocks.1.mlp.fc1.dora_scale",
   ],
 )
-def test_a5_lora_and_other_adapters_are_refused_with_the_fix(tmp_path, name):
+def test_lora_and_other_adapters_are_an_error_with_the_fix(tmp_path, name):
   with pytest.raises(ConfigError, match=r"1 tensor of LoRA or other adapters, such as .* Merge them into the weights"):
     read(tmp_path, under("model.") | {name: np.ones((2, 2), np.float32)})
 
 
-def test_a5_weights_of_peft_are_refused_although_no_layout_matches(tmp_path):
+def test_peft_weights_are_an_error_although_no_layout_matches(tmp_path):
   layers = {name.replace("qkv.", "qkv.base_layer."): tensor for name, tensor in under("base_model.model.").items()}
   layers["base_model.model.blocks.0.attn.qkv.lora_A.default.weight"] = np.ones((2, 64), np.float32)
   with pytest.raises(ConfigError, match="LoRA"):
@@ -260,7 +264,7 @@ def test_hostile_names_in_notes_are_escaped(tmp_path):
   assert not set(notes) & set("\x1b\x07")
 
 
-def test_a_file_of_many_names_is_searched_in_little_time():
+def test_file_with_10000_names_is_searched_within_10_seconds():
   tensors = dict(RAW)
   for i in range(9_900):
     tensors[f"other.{i // 100}.layer.{i}.weight"] = np.zeros((1, 1), np.float32)

@@ -1,4 +1,4 @@
-"""vit_jax/importers/surgery.py: tables on other grids, heads, stacks; against SciPy, PyTorch and by hand."""
+"""Tests of vit_jax/importers/surgery.py, which fits position tables, heads and stacked layers to another model."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_grids_follow_the_proportions_of_the_image():
     surgery.compute_grid(10, 224)
 
 
-def test_layers_are_stacked_and_taken_apart():
+def test_layers_are_stacked_and_unstacked():
   unscanned = described()
   arrays = drawn(unscanned)
   paths = ["embedding/kernel", "blocks/mlp/up/kernel", "blocks/norm1/scale"]
@@ -49,7 +49,7 @@ def test_layers_are_stacked_and_taken_apart():
 
 
 @pytest.mark.parametrize("size", [64, (16, 40)])
-def test_another_resolution_keeps_the_class_token_and_resamples_the_rest(size):
+def test_new_resolution_keeps_the_class_token_and_resamples_patches(size):
   have, want = described(), described(image_size=size)
   arrays = drawn(have)
   fitted, notes = surgery.fit(arrays, have, want)
@@ -69,7 +69,7 @@ def test_both_leading_tokens_of_a_distilled_model_are_kept():
   assert fitted["position/table"].shape == (66, 8)
 
 
-def test_compact_models_are_resampled_as_their_code_does():
+def test_compact_models_are_resampled_like_their_official_code():
   sizes = {"width": 8, "depth": 1, "heads": 2, "hidden": 8}
   have, want = (Description(Choice("cct_2_3x2_32", sizes), size, 3) for size in (32, 48))
   arrays = drawn(have)
@@ -82,7 +82,7 @@ def test_compact_models_are_resampled_as_their_code_does():
   ("head", "classes", "kept"),
   [("auto", 3, True), ("auto", 5, False), ("new", 3, False), ("keep", 3, True), ("auto", 0, None)],
 )
-def test_a_head_is_kept_starts_at_zero_or_is_left_out(head, classes, kept):
+def test_head_is_kept_or_replaced_by_zeros_or_omitted(head, classes, kept):
   have, want = described(), described(classes=classes)
   arrays = drawn(have)
   fitted, notes = surgery.fit(arrays, have, want, head)
@@ -95,12 +95,12 @@ def test_a_head_is_kept_starts_at_zero_or_is_left_out(head, classes, kept):
   assert any("new weights for" in note for note in notes) == (kept is False)
 
 
-def test_keeping_a_head_of_another_size_is_refused():
+def test_keeping_a_head_of_another_size_is_an_error():
   with pytest.raises(ConfigError, match=r"head has 3 classes, but this model has 5.*init.head=new"):
     surgery.fit(drawn(described()), described(), described(classes=5), "keep")
 
 
-def test_pre_logits_leave_with_the_head_they_fed_and_never_alone():
+def test_pre_logits_are_removed_only_together_with_their_head():
   have = described(pre_logits=6)
   fitted, notes = surgery.fit(drawn(have), have, described(classes=5))
   assert not any(path.startswith("pre_logits") for path in fitted)
@@ -122,7 +122,7 @@ def test_pre_logits_leave_with_the_head_they_fed_and_never_alone():
     ({"name": "Mixer-S/16"}, "missing: blocks/0/tokens/"),
   ],
 )
-def test_another_model_is_refused_with_the_differences_and_the_right_flags(want, says):
+def test_another_model_is_an_error_with_differences_and_flags(want, says):
   have = described()
   name, size = want.pop("name", "ViT-Ti/8"), want.pop("image_size", 32)
   wanted = Description(Choice(name, want if name.startswith("Mixer") else {**TINY, **want}), size, 3)
@@ -131,13 +131,13 @@ def test_another_model_is_refused_with_the_differences_and_the_right_flags(want,
   assert "--config.model.name=ViT-Ti/8 --config.model.width=8" in str(error.value)
 
 
-def test_arguments_that_move_the_numbers_are_said():
+def test_arguments_that_change_outputs_are_noted():
   have, want = described(gelu="erf"), described()
   _, notes = surgery.fit(drawn(have), have, want)
   assert notes == ["model.gelu: the file's model has erf, but this model has tanh"]
 
 
-def test_relative_tables_of_swin_follow_the_window():
+def test_relative_tables_of_swin_are_resampled_to_the_window():
   sizes = {"width": 8, "depths": (1, 1), "heads": (2, 2)}
   have, want = (
     Description(Choice("swin_tiny_patch4_window7_224", {**sizes, "window": window}), size, 3)
@@ -158,13 +158,13 @@ def test_relative_tables_of_swin_follow_the_window():
     ({"registers": 2}, {"registers": 4}, r"registers is \(2, \d+\) in the file, \(4, \d+\) in the model"),
   ],
 )
-def test_another_number_of_registers_is_said(have, want, says):
+def test_another_number_of_registers_is_an_error(have, want, says):
   have, want = described(**have), described(**want)
   with pytest.raises(ConfigError, match=says):
     surgery.fit(drawn(have), have, want)
 
 
-def test_registers_stay_when_positions_are_resampled():
+def test_resampling_positions_keeps_registers():
   have, want = described(registers=2), described(registers=2, image_size=64)
   given = drawn(have)
   fitted, _ = surgery.fit(given, have, want)
@@ -172,7 +172,7 @@ def test_registers_stay_when_positions_are_resampled():
   np.testing.assert_array_equal(fitted["position/table"][0], given["position/table"][0])
 
 
-def test_a_mixer_says_that_its_weights_are_for_one_size():
+def test_mixer_at_another_image_size_is_an_error():
   have = Description(Choice("Mixer-S/32", {"depth": 1}), 224, 3)
   arrays = {path: np.zeros(shape, np.float32) for path, shape in layout.compute_shapes(have).items()}
   with pytest.raises(ConfigError, match=r"images of 224 pixels alone.*Do not change the size"):
@@ -181,7 +181,7 @@ def test_a_mixer_says_that_its_weights_are_for_one_size():
 
 @pytest.mark.parametrize("position_at", ["input", "each", "shared"])
 @pytest.mark.parametrize("position", ["learned", "factored"])
-def test_positions_are_resampled_wherever_they_are_added(position, position_at):
+def test_positions_are_resampled_for_every_place_of_addition(position, position_at):
   have, want = (described(image_size=size, position=position, position_at=position_at) for size in (32, 48))
   arrays = drawn(have)
   fitted, notes = surgery.fit(arrays, have, want)
@@ -196,7 +196,7 @@ def test_positions_are_resampled_wherever_they_are_added(position, position_at):
 
 
 @pytest.mark.parametrize(("kind", "before"), [("learned_patches", 0), ("learned", 1), ("learned_all", 3)])
-def test_rows_of_tokens_before_the_patches_stay_as_they_are(kind, before):
+def test_position_rows_of_prefix_tokens_are_kept(kind, before):
   have, want = (described(image_size=size, position=kind, registers=2) for size in (32, 48))
   arrays = drawn(have)
   fitted, _ = surgery.fit(arrays, have, want)
@@ -207,7 +207,7 @@ def test_rows_of_tokens_before_the_patches_stay_as_they_are(kind, before):
 
 
 @pytest.mark.heavy
-def test_a_table_of_patches_alone_and_one_with_the_class_token_fit_each_other():
+def test_tables_with_and_without_a_class_token_row_convert_exactly():
   whole, patches = (described(position=position) for position in ("learned", "learned_patches"))
   images = modules.images(32, 2)
 
@@ -222,7 +222,7 @@ def test_a_table_of_patches_alone_and_one_with_the_class_token_fit_each_other():
     np.testing.assert_allclose(logits(want, fitted), logits(have, arrays), rtol=1e-4, atol=1e-5)
 
 
-def test_tables_that_are_added_elsewhere_are_said():
+def test_another_place_of_adding_positions_is_noted():
   have, want = (described(position_at=position_at) for position_at in ("shared", "input"))
   assert (
     "model.position.at: the file's model has shared, but this model has input"
@@ -231,7 +231,7 @@ def test_tables_that_are_added_elsewhere_are_said():
 
 
 @pytest.mark.parametrize("name", ["timm", "hf", "vit_jax", "big_vision"])
-def test_no_other_code_adds_positions_in_front_of_every_layer(name):
+def test_no_layout_can_store_positions_that_every_layer_adds(name):
   from vit_jax import importers
 
   have = described(position_at="shared")

@@ -1,4 +1,4 @@
-"""Weights of timm's own models: read, computed as timm computes them, written, and loaded by timm again."""
+"""Tests that timm's weights give timm's outputs after import, and that timm loads exported files."""
 
 import json
 
@@ -10,7 +10,7 @@ from vit_jax import convert, importers, models
 from vit_jax.importers.formats import containers
 
 pytestmark = pytest.mark.heavy
-# One of each kind that timm builds; `SMALL` and what else its class takes are said to it.
+# One name for each variant that timm builds, here with the sizes of `SMALL`.
 NAMES = (
   "vit_tiny_patch16_224",
   "deit_tiny_distilled_patch16_224",
@@ -46,7 +46,7 @@ SMALL = {"embed_dim": 96, "num_heads": 3, "depth": 2}
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_timm_computes_the_same_of_its_files_and_of_ours(tmp_path, name):
+def test_outputs_match_timm_before_and_after_export(tmp_path, name):
   timm = peers.timm()
   import torch
 
@@ -76,7 +76,7 @@ def test_timm_computes_the_same_of_its_files_and_of_ours(tmp_path, name):
   np.testing.assert_array_equal(computed(back), expected)
 
 
-def test_f11_timm_loads_the_folder_that_convert_writes(tmp_path, monkeypatch):
+def test_timm_loads_the_folder_that_convert_writes(tmp_path, monkeypatch):
   timm = peers.timm()
   import torch
 
@@ -85,7 +85,7 @@ def test_f11_timm_loads_the_folder_that_convert_writes(tmp_path, monkeypatch):
   containers.write(tmp_path / "in.safetensors", containers.read(source)[0], described.to_json())
   monkeypatch.chdir(tmp_path)
   convert.convert(tmp_path / "in.safetensors", tmp_path / "exported/model.safetensors", "timm", {})
-  model = timm.create_model("local-dir:exported", pretrained=True).eval()  # as docs/guides/export-weights.md has it
+  model = timm.create_model("local-dir:exported", pretrained=True).eval()  # the call in docs/guides/export-weights.md
   images = torch.randn(2, 3, 32, 32)
   ours = models.functional(described).create(small_weights.arrays(described))
   logits = np.asarray(ours(images.permute(0, 2, 3, 1).numpy()))

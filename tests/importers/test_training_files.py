@@ -1,4 +1,4 @@
-"""Files of PyTorch as training codes save them: all of their tensors, beside timm's own loader."""
+"""Tests of PyTorch files as training codes save them, against timm's loader."""
 
 import argparse
 import pathlib
@@ -14,7 +14,7 @@ from vit_jax.schema import ConfigError
 
 
 def torch_files():
-  """Names and contents of files as training codes save them, whose model timm finds too."""
+  """Yields names and contents of files as training codes save them. timm finds the model in each."""
   plain, average = ({name: tensor.copy() for name, tensor in tensors.items()} for tensors in (RAW, AVERAGE))
   state = {"state": {i: {"exp_avg": np.ones(3, np.float32)} for i in range(4)}, "param_groups": [{"lr": 0.1}]}
   yield "plain", plain
@@ -41,7 +41,7 @@ def in_torch(torch, value):
 @pytest.mark.parametrize(
   ("name", "content"), list(torch_files()), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_a4_a6_the_tensors_are_those_that_timm_loads(tmp_path, name, content):
+def test_tensors_match_those_that_timm_loads(tmp_path, name, content):
   timm = peers.timm()
   import torch
 
@@ -59,7 +59,7 @@ def test_a4_a6_the_tensors_are_those_that_timm_loads(tmp_path, name, content):
     assert "left out" in "".join(recognised.notes) or name == "compiled average"
 
 
-def test_a5_nested_dictionaries_and_lists_of_a_torch_file_are_all_listed(tmp_path):
+def test_nested_dictionaries_and_lists_of_a_torch_file_are_listed(tmp_path):
   torch = pytest.importorskip("torch")
   content = {"model": in_torch(torch, BODY), "shadow_params": [torch.ones(2)] * 3, "classifier": in_torch(torch, {
     "weight": HEAD["head.weight"], "bias": HEAD["head.bias"]})}  # fmt: skip
@@ -69,7 +69,7 @@ def test_a5_nested_dictionaries_and_lists_of_a_torch_file_are_all_listed(tmp_pat
   assert notes[-1] == "left out, not part of this model: shadow_params.* (3 tensors), optimizer_states.0.state.0.m"
 
 
-def test_two_tensors_of_one_name_in_nested_dictionaries_are_refused(tmp_path):
+def test_two_nested_tensors_with_one_name_are_an_error(tmp_path):
   torch = pytest.importorskip("torch")
   torch.save({"head": {"bias": torch.ones(2)}, "head.bias": torch.zeros(2)}, tmp_path / "x.pth")
   with pytest.raises(ConfigError, match=r"two tensors are named 'head\.bias'"):

@@ -1,4 +1,4 @@
-"""Models of Transformers as it saves them, and as torch.save writes them from memory: their outputs are those here."""
+"""Tests that models saved by Transformers, or by torch.save from memory, give the same outputs after import."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 TOWER = SIZES | {"intermediate_size": 96}
 SWIN = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "image_size": 32, "patch_size": 4}
 GATED = {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False, "value_bias": False, "rope_theta": 50.0}
-# Models of Transformers, their configs, and these models' arguments.
+# Models of Transformers with their config classes and arguments.
 THEIRS = {
   "ViTForImageClassification": ("ViTConfig", TOWER | {"num_labels": 5}),
   "ViTModel": ("ViTConfig", TOWER),
@@ -30,7 +30,7 @@ THEIRS = {
     {"vision_config": TOWER | {"vision_use_head": False}, "num_labels": 5},
   ),
 }
-# Models that are read, and written as another one.
+# Models that are read, but exported under another model class.
 OTHERS = {
   "ViTMAEModel": ("ViTMAEConfig", TOWER | {"mask_ratio": 0.0}),
   "ViTMSNModel": ("ViTMSNConfig", TOWER),
@@ -39,7 +39,7 @@ BOTH = THEIRS | OTHERS
 
 
 def made(case):
-  """(class, model with random parameters, images) of a case."""
+  """Returns the class, a model with random parameters, and images of a case."""
   transformers = peers.transformers()
   import torch
 
@@ -54,7 +54,7 @@ def made(case):
 
 
 def computed(model, images):
-  """The logits of a model of Transformers, else the features that it pools, else the class token."""
+  """Returns the logits of a model of Transformers, else its pooled features, else the class token."""
   import torch
 
   with torch.no_grad():
@@ -68,7 +68,7 @@ def computed(model, images):
 @pytest.mark.sample(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", BOTH)
-def test_transformers_computes_the_same_of_its_files_and_of_ours(tmp_path, case):
+def test_outputs_match_transformers_before_and_after_export(tmp_path, case):
   kind, model, images = made(case)
   expected = computed(model, images)
   model.save_pretrained(tmp_path / "theirs")
@@ -85,7 +85,7 @@ def test_transformers_computes_the_same_of_its_files_and_of_ours(tmp_path, case)
 
 
 @pytest.mark.parametrize("case", BOTH)
-def test_a5_state_dicts_of_transformers_in_memory_are_read_as_its_files(tmp_path, case):
+def test_state_dicts_in_memory_are_read_like_saved_files(tmp_path, case):
   _, model, _ = made(case)
   import torch
 

@@ -1,4 +1,4 @@
-"""vit_jax/importers/unused.py: tensors that only training uses are left out, and listed."""
+"""Tests of vit_jax/importers/unused.py, which omits and lists tensors that only training uses."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def same(found, arrays):
   return read.keys() == arrays.keys() and all(np.array_equal(read[path], arrays[path]) for path in arrays)
 
 
-def test_a5_names_are_found_by_reason():
+def test_unused_names_are_grouped_by_reason():
   names = ["a", "mask_token", "x.mask_token", "params/masked_embed", "unmask_token", "lm_head.bias", "b"]
   found = unused.find_unused(names, r"lm_head\..*", {"because of b": ["b"], "never": []})
   assert found == {
@@ -36,8 +36,8 @@ DECODER = {
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
-def test_a5_a_file_of_mae_is_read_without_its_decoder_and_mask_token(prefix):
-  # The mask token of MAE is of the decoder, and has its width.
+def test_mae_file_is_read_without_decoder_and_mask_token(prefix):
+  # The mask token of MAE belongs to the decoder and has the decoder's width.
   training = {name: np.ones(shape, np.float32) for name, shape in DECODER.items()}
   training["mask_token"] = np.ones((1, 1, 32), np.float32)
   found = importers.recognise(under(prefix, BODY | training), HINTS)
@@ -49,7 +49,7 @@ def test_a5_a_file_of_mae_is_read_without_its_decoder_and_mask_token(prefix):
 
 
 @pytest.mark.parametrize("name", ["mask_token", "masked_embed"])
-def test_a5_mask_tokens_of_other_stages_are_listed(name):
+def test_mask_tokens_are_omitted_and_listed(name):
   assert same(importers.recognise(RAW | {name: TOKEN["mask_token"]}, HINTS), ARRAYS)
   found = importers.recognise(RAW | {name: TOKEN["mask_token"]}, HINTS)
   assert found.notes == [f"left out, used only in training: {name}"]
@@ -67,7 +67,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 @pytest.mark.parametrize("prefix", ["", "encoder."])
-def test_a5_every_layout_lists_a_mask_token(case, prefix):
+def test_every_layout_omits_and_lists_a_mask_token(case, prefix):
   written, description, arrays = example(*case)
   tensors = layout.write(written, arrays, description) | TOKEN
   heads = {"heads": 2} if case[1] == "ViT-S/8" else {}
@@ -75,7 +75,7 @@ def test_a5_every_layout_lists_a_mask_token(case, prefix):
   assert same(found, arrays) and "left out, used only in training: mask_token" in found.notes
 
 
-def test_a5_a_pooling_that_the_classifier_does_not_read_is_listed():
+def test_pooling_that_the_classifier_does_not_read_is_listed():
   def tensors_of(arguments, classes):
     written, description, arrays = example("hf", "ViT-S/8", arguments, 32, classes)
     return layout.write(written, arrays, description), arrays
@@ -89,7 +89,7 @@ def test_a5_a_pooling_that_the_classifier_does_not_read_is_listed():
   assert importers.recognise(tensors, {"heads": 2}).notes == []
 
 
-def test_files_of_ours_have_no_such_tensor():
+def test_exported_files_have_no_unused_tensors():
   described = small_weights.described()
   tensors = importers.export_tensors(small_weights.arrays(described), described, "vit_jax")
   assert importers.recognise(tensors, {"heads": 2}).notes == []

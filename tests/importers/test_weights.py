@@ -1,4 +1,4 @@
-"""vit_jax/importers: layouts are loaded when a file is read, and refusals name the tensors."""
+"""Tests of vit_jax/importers: lazy import of layouts, and the layouts that can store a model."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ print({one.family for one in importers.load_layouts()} == {"vit", "compact", "mi
   assert printed.splitlines() == ["[]", "True"]
 
 
-def test_a_norm_after_the_mean_is_another_model_than_one_of_all_tokens():
+def test_norm_after_pooling_is_distinguished_from_a_norm_of_all_tokens():
   written, description, arrays = example("timm", "ViT-S/8", SMALL | {"gelu": "erf", "pool": "gap"}, 32, 3)
   tensors = layout.write(written, arrays, description)
   theirs = {name.replace("norm.", "fc_norm.") if name.startswith("norm.") else name: t for name, t in tensors.items()}
@@ -45,7 +45,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_the_layouts_that_are_allowed_are_those_that_hold_the_model(model):
+def test_allowed_layouts_are_those_that_can_store_the_model(model):
   rng = np.random.default_rng(0)
   arrays = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.compute_shapes(model).items()}
   allowed = [one.name for one in importers.find_layouts(model)]
@@ -65,7 +65,7 @@ def test_the_layouts_that_are_allowed_are_those_that_hold_the_model(model):
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_without_a_layout_one_is_taken_that_holds_the_model(tmp_path, model, suffix):
+def test_default_layout_of_convert_can_store_the_model(tmp_path, model, suffix):
   rng = np.random.default_rng(0)
   arrays = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.compute_shapes(model).items()}
   checkpoints.write_weights(tmp_path / "run", arrays, {"model": model.to_json()})

@@ -1,4 +1,4 @@
-"""Files of weights that are truncated, or that say two things: each is one error that names the reason."""
+"""Tests that truncated and contradictory weight files raise an error that names the reason."""
 
 import json
 import struct
@@ -34,7 +34,7 @@ def refused(path, says):
     (-3999, "but the file contains 1"),
   ],
 )
-def test_f2_a_truncated_safetensors_file_is_named_as_such(tmp_path, cut, says):
+def test_truncated_safetensors_file_is_an_error(tmp_path, cut, says):
   data = safetensors.numpy.save({"a": np.ones(1000, np.float32)})
   path = tmp_path / "x.safetensors"
   path.write_bytes(data[:cut])
@@ -43,7 +43,7 @@ def test_f2_a_truncated_safetensors_file_is_named_as_such(tmp_path, cut, says):
   assert containers.read(path)[0]["a"].shape == (1000,)
 
 
-def test_f2_bytes_after_the_last_tensor_are_refused(tmp_path):
+def test_bytes_after_the_last_tensor_are_an_error(tmp_path):
   path = tmp_path / "x.safetensors"
   path.write_bytes(safetensors.numpy.save({"a": np.ones(10, np.float32)}) + b"123")
   refused(path, "it has 3 bytes after the last tensor")
@@ -58,14 +58,14 @@ def test_f2_bytes_after_the_last_tensor_are_refused(tmp_path):
     (b"", "it is empty"),
   ],
 )
-def test_f2_what_is_in_the_place_of_weights_is_named(tmp_path, name, data, says):
+def test_error_names_the_content_that_replaces_weights(tmp_path, name, data, says):
   if name == "x.pth":
     pytest.importorskip("torch")
   (tmp_path / name).write_bytes(data)
   refused(tmp_path / name, says)
 
 
-def test_f2_other_truncated_containers_are_named_as_such(tmp_path):
+def test_truncated_npz_and_torch_files_are_an_error(tmp_path):
   torch = pytest.importorskip("torch")
   np.savez(tmp_path / "x.npz", a=np.ones(1000))
   torch.save({"a": torch.ones(1000)}, tmp_path / "x.pth")
@@ -78,7 +78,7 @@ def header(text: str, size: int) -> bytes:
   return struct.pack("<Q", len(text)) + text.encode() + bytes(size)
 
 
-def test_g_a_name_that_occurs_twice_in_a_header_is_refused(tmp_path):
+def test_duplicate_key_in_a_safetensors_header_is_an_error(tmp_path):
   entry = '"a":{"dtype":"F32","shape":[1],"data_offsets":[%d,%d]}'
   (tmp_path / "x.safetensors").write_bytes(header("{" + entry % (0, 4) + "," + entry % (4, 8) + "}", 8))
   refused(tmp_path / "x.safetensors", "the key 'a' occurs twice")
@@ -89,7 +89,7 @@ def test_g_a_name_that_occurs_twice_in_a_header_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors.index.json"])
-def test_g_a_key_that_occurs_twice_beside_weights_is_refused(tmp_path, name):
+def test_duplicate_key_in_a_json_file_next_to_weights_is_an_error(tmp_path, name):
   sharded(tmp_path)
   (tmp_path / name).write_text('{"weight_map": {}, "num_attention_heads": 2, "num_attention_heads": 4}')
   with pytest.raises(ConfigError, match="'num_attention_heads' occurs twice"):
@@ -97,12 +97,12 @@ def test_g_a_key_that_occurs_twice_beside_weights_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("names", [("a.npy", "a.npy"), ("a.npy", "b.npy", "a.npy"), ("a.npy", "a")])
-def test_g_a_name_that_occurs_twice_in_an_npz_file_is_refused(tmp_path, names):
+def test_duplicate_member_of_an_npz_file_is_an_error(tmp_path, names):
   (tmp_path / "x.npz").write_bytes(archive_files.archive(*names))
   refused(tmp_path / "x.npz", "two members are named 'a'")
 
 
-def test_g_a_name_that_occurs_twice_in_a_torch_file_is_refused(tmp_path):
+def test_duplicate_member_of_a_torch_file_is_an_error(tmp_path):
   torch = pytest.importorskip("torch")
   path = tmp_path / "x.pth"
   torch.save({"a": torch.ones(3)}, path)
@@ -116,21 +116,21 @@ def test_g_a_name_that_occurs_twice_in_a_torch_file_is_refused(tmp_path):
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
-def test_g_a_tensor_in_two_shards_is_refused(tmp_path):
+def test_tensor_in_two_shards_is_an_error(tmp_path):
   sharded(tmp_path)
   safetensors.numpy.save_file({key: np.zeros(3, np.float32) for key in "acd"}, tmp_path / SECOND)
   with pytest.raises(ConfigError, match=f"'a' is in {FIRST} and in {SECOND}"):
     containers.read(tmp_path)
 
 
-def test_g_a_tensor_that_the_index_does_not_list_is_refused(tmp_path):
+def test_tensor_that_the_index_does_not_list_is_an_error(tmp_path):
   sharded(tmp_path)
   safetensors.numpy.save_file({key: np.zeros(3, np.float32) for key in "cde"}, tmp_path / SECOND)
   with pytest.raises(ConfigError, match=f"'e' is in {SECOND}, and the index does not list it"):
     containers.read(tmp_path)
 
 
-def test_g_a_shard_that_the_index_does_not_list_is_named(tmp_path):
+def test_shard_that_the_index_does_not_list_is_an_error(tmp_path):
   sharded(tmp_path)
   index = tmp_path / "model.safetensors.index.json"
   index.write_text(json.dumps({"weight_map": {"a": FIRST, "b": FIRST}}))
@@ -138,12 +138,12 @@ def test_g_a_shard_that_the_index_does_not_list_is_named(tmp_path):
     containers.read(tmp_path)
 
 
-def test_a5_one_of_several_files_of_pytorch_is_not_read_as_a_model(tmp_path):
+def test_one_shard_of_a_pytorch_model_is_an_error(tmp_path):
   (tmp_path / "pytorch_model-00001-of-00003.bin").write_bytes(b"PK")
   refused(tmp_path / "pytorch_model-00001-of-00003.bin", "this is one of 3 files of a model")
 
 
-# Names of classes.
+# Class names.
 
 NAMES = {"0": "cat", "1": "dog", "2": "owl"}
 
@@ -157,7 +157,7 @@ def labelled(folder, **beside):
 @pytest.mark.parametrize(
   "numbers", [{"cat": 0, "dog": 1, "owl": 2}, {"cat": "0", "dog": "1", "owl": "2"}, {"dog": 1}, {}]
 )
-def test_g_a_label2id_that_agrees_is_accepted(tmp_path, numbers):
+def test_consistent_label2id_is_accepted(tmp_path, numbers):
   assert labelled(tmp_path, id2label=NAMES, label2id=numbers) == ("cat", "dog", "owl")
 
 
@@ -173,7 +173,7 @@ def test_g_a_label2id_that_agrees_is_accepted(tmp_path, numbers):
     ({"cat": 0.0}, "the number 0.0"),
   ],
 )
-def test_g_a_label2id_that_contradicts_id2label_is_refused(tmp_path, numbers, says):
+def test_label2id_that_contradicts_id2label_is_an_error(tmp_path, numbers, says):
   with pytest.raises(ConfigError, match=says):
     labelled(tmp_path, id2label=NAMES, label2id=numbers)
 
@@ -181,6 +181,6 @@ def test_g_a_label2id_that_contradicts_id2label_is_refused(tmp_path, numbers, sa
 @pytest.mark.parametrize(
   "names", [{"0": "cat", "2": "owl"}, {"1": "cat", "2": "dog", "3": "owl"}, {"0": "cat", "1": 3}]
 )
-def test_g_an_id2label_with_gaps_is_refused(tmp_path, names):
+def test_id2label_with_gaps_is_an_error(tmp_path, names):
   with pytest.raises(ConfigError, match=r"id2label is .* Allowed: a name for each class, from 0 on"):
     labelled(tmp_path, id2label=names)

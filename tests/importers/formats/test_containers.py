@@ -1,4 +1,4 @@
-"""vit_jax/importers/formats/containers.py: containers, and what happens to damaged, hostile and half-written ones."""
+"""Tests of vit_jax/importers/formats/containers.py with valid, damaged, malicious and partly written containers."""
 
 import io
 import json
@@ -28,7 +28,7 @@ def same(tensors, arrays=ARRAYS):
 
 
 @pytest.mark.parametrize("ending", containers.WRITTEN)
-def test_what_is_written_is_read(tmp_path, ending):
+def test_written_tensors_are_read_back(tmp_path, ending):
   path = tmp_path / f"x{ending}"
   containers.write(path, ARRAYS, {"model": 1})
   tensors, hints = containers.read(path)
@@ -38,7 +38,7 @@ def test_what_is_written_is_read(tmp_path, ending):
   assert [p.name for p in tmp_path.iterdir()] == [path.name]  # no partial file
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+def test_failed_write_leaves_the_old_file(tmp_path):
   path = tmp_path / "x.npz"
   containers.write(path, ARRAYS, {})
   before = path.read_bytes()
@@ -47,7 +47,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
   assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
-def test_tensors_are_read_when_they_are_wanted(tmp_path):
+def test_tensors_are_read_when_their_values_are_needed(tmp_path):
   path = tmp_path / "x.npz"
   np.savez(path, small=np.ones(3), large=np.ones(100_000))
   tensors, _ = containers.read(path)
@@ -63,7 +63,7 @@ def test_tensors_are_read_when_they_are_wanted(tmp_path):
 
 
 class Bomb:
-  """Unpickled, it makes a file."""
+  """An object that creates a file when it is unpickled."""
 
   def __init__(self, path):
     self.path = path
@@ -72,7 +72,7 @@ class Bomb:
     return open, (str(self.path), "w")
 
 
-def test_pickled_objects_in_npz_are_refused_and_not_run(tmp_path):
+def test_pickled_objects_in_npz_are_an_error_and_not_run(tmp_path):
   mark, path = tmp_path / "mark", tmp_path / "x.npz"
   np.savez(path, a=np.array([Bomb(mark)], dtype=object))
   with pytest.raises(ConfigError, match="a contains pickled objects, which are never loaded"):
@@ -80,7 +80,7 @@ def test_pickled_objects_in_npz_are_refused_and_not_run(tmp_path):
   assert not mark.exists()
 
 
-def test_pickled_objects_in_pth_are_refused_and_not_run(tmp_path):
+def test_pickled_objects_in_pth_are_an_error_and_not_run(tmp_path):
   torch = pytest.importorskip("torch")
   mark, path = tmp_path / "mark", tmp_path / "x.pth"
   torch.save({"state_dict": {"a": torch.ones(2)}, "extra": Bomb(mark)}, path)
@@ -105,7 +105,7 @@ def test_state_dicts_of_torch_are_found_in_their_wrappers(tmp_path, name, wrappe
   same({key.removeprefix(prefix): tensor for key, tensor in containers.read(tmp_path / name)[0].items()})
 
 
-def test_a_torch_file_of_something_else_is_refused(tmp_path):
+def test_torch_file_without_tensors_is_an_error(tmp_path):
   torch = pytest.importorskip("torch")
   torch.save([1, 2], tmp_path / "x.pth")
   with pytest.raises(ConfigError, match="expected a state dict of tensors by name, got a list"):
@@ -116,7 +116,7 @@ def test_a_torch_file_of_something_else_is_refused(tmp_path):
 
 
 def broken():
-  """(file name, bytes) of files that are none."""
+  """Yields names and contents of damaged files and files of another format."""
   whole = io.BytesIO()
   np.savez(whole, a=np.ones(1000), b=np.ones(3))
   npz, tensors = whole.getvalue(), safetensors.numpy.save({"a": np.ones(1000, np.float32)})
@@ -137,7 +137,7 @@ def broken():
 @pytest.mark.parametrize(
   ("name", "data"), list(broken()), ids=lambda value: value if isinstance(value, str) else len(value)
 )
-def test_a_damaged_file_is_one_error(tmp_path, name, data):
+def test_damaged_file_is_an_error(tmp_path, name, data):
   if name == "x.pth":
     pytest.importorskip("torch")
   (tmp_path / name).write_bytes(data)
@@ -162,7 +162,7 @@ def test_a_damaged_file_is_one_error(tmp_path, name, data):
     ("data", r"no file .*data'\. Allowed: "),
   ],
 )
-def test_files_that_are_not_there_or_of_another_kind_are_refused(tmp_path, name, says):
+def test_missing_files_and_other_formats_are_errors_with_suggestions(tmp_path, name, says):
   (tmp_path / "weight.npz").write_bytes(b"")
   (tmp_path / "x.h5").write_bytes(b"")
   (tmp_path / "code.py").write_bytes(b"")
@@ -172,7 +172,7 @@ def test_files_that_are_not_there_or_of_another_kind_are_refused(tmp_path, name,
     containers.read(tmp_path / name)
 
 
-def test_a_folder_of_a_hub_says_heads_epsilon_and_activation(tmp_path):
+def test_hub_folder_specifies_heads_epsilon_and_activation(tmp_path):
   containers.write(tmp_path / "model.safetensors", ARRAYS, {})
   beside = {"num_attention_heads": 6, "layer_norm_eps": 1e-12, "hidden_act": "gelu_new", "image_size": 384}
   (tmp_path / "config.json").write_text(json.dumps(beside))
@@ -186,7 +186,7 @@ def test_a_folder_of_a_hub_says_heads_epsilon_and_activation(tmp_path):
     containers.read(tmp_path)
 
 
-def test_other_types_than_numbers_are_refused(tmp_path):
+def test_text_arrays_keep_their_type_for_a_later_error(tmp_path):
   np.savez(tmp_path / "x.npz", a=np.array(["text"]))
   tensors, _ = containers.read(tmp_path / "x.npz")
-  assert tensors["a"].dtype.kind == "U"  # which `layout.read` refuses by name
+  assert tensors["a"].dtype.kind == "U"  # `layout.read` raises an error for it

@@ -1,4 +1,4 @@
-"""vit_jax/importers/formats/content.py: the format of a file by its first bytes and its name."""
+"""Tests of vit_jax/importers/formats/content.py, which finds a file's format by its first bytes and its name."""
 
 import io
 import tarfile
@@ -14,7 +14,7 @@ ARRAY = np.arange(3, dtype=np.float32)
 
 
 def saved(kind: str) -> bytes:
-  """A file of one array `a` in a format."""
+  """Returns the bytes of a file with one array `a` in a format."""
   if kind == ".safetensors":
     return safetensors.numpy.save({"a": ARRAY})
   file = io.BytesIO()
@@ -34,7 +34,7 @@ NAMES = [
 
 @pytest.mark.parametrize("kind", [".pth", "old .pth"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a5_files_of_pytorch_are_recognised_by_their_content(tmp_path, name, kind):
+def test_pytorch_files_are_recognised_by_their_content(tmp_path, name, kind):
   (tmp_path / name).write_bytes(saved(kind))
   tensors, _ = containers.read(tmp_path / name)
   assert list(tensors) == ["a"]
@@ -54,7 +54,7 @@ def test_a5_files_of_pytorch_are_recognised_by_their_content(tmp_path, name, kin
     ("x.model", ".npz", "the content is that of an .npz file. Rename it to end in .npz"),
   ],
 )
-def test_a5_a_name_that_contradicts_the_content_is_an_error_with_the_right_name(tmp_path, name, kind, says):
+def test_suffix_that_contradicts_the_content_is_an_error_with_the_fix(tmp_path, name, kind, says):
   path = tmp_path / name
   path.write_bytes(saved(kind))
   with pytest.raises(ConfigError) as error:
@@ -66,14 +66,14 @@ def test_a5_a_name_that_contradicts_the_content_is_an_error_with_the_right_name(
 
 
 @pytest.mark.parametrize("name", ["model_best.pth.tar", "weights.tar", "x.pth"])
-def test_a5_an_archive_of_tar_is_named_as_such(tmp_path, name):
+def test_tar_archive_is_an_error_with_the_command_to_unpack_it(tmp_path, name):
   with tarfile.open(tmp_path / name, "w") as archive:
     archive.addfile(tarfile.TarInfo("x.pth"))
   with pytest.raises(ConfigError, match=r"this is a tar archive\. Unpack it with tar -xf"):
     containers.read(tmp_path / name)
 
 
-def test_a5_a_similar_name_is_suggested_for_files_that_timm_trained(tmp_path):
+def test_misspelled_pth_tar_name_suggests_a_similar_file(tmp_path):
   (tmp_path / "model_best.pth.tar").write_bytes(b"1")
   with pytest.raises(ConfigError, match=r"Did you mean '.*model_best\.pth\.tar'"):
     containers.read(tmp_path / "model_bst.pth.tar")

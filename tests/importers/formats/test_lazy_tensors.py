@@ -1,4 +1,4 @@
-"""Tensors that are read when their values are needed."""
+"""Tests of tensors that are read when their values are needed."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from vit_jax.schema import ConfigError
 ARRAY = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
-def test_numpy_takes_a_tensor_for_its_array():
+def test_numpy_functions_accept_lazy_tensors():
   tensor = Tensor(ARRAY.shape, ARRAY.dtype, lambda: ARRAY)
   np.testing.assert_array_equal(tensor[1:], ARRAY[1:])
   np.testing.assert_array_equal(tensor + ARRAY, 2 * ARRAY)
@@ -18,7 +18,7 @@ def test_numpy_takes_a_tensor_for_its_array():
   np.testing.assert_array_equal(np.asarray(tensor, np.float64), ARRAY)
 
 
-def test_tensors_one_after_the_other_are_read_when_their_values_are_needed():
+def test_joined_tensors_are_read_when_their_values_are_needed():
   read = []
 
   def values():
@@ -30,7 +30,7 @@ def test_tensors_one_after_the_other_are_read_when_their_values_are_needed():
   np.testing.assert_array_equal(np.asarray(whole), np.concatenate([ARRAY, ARRAY[:1]]))
 
 
-def test_what_a_file_raises_is_one_line_with_its_name(tmp_path):
+def test_read_error_is_one_line_with_the_file_name(tmp_path):
   def fail():
     raise OSError("no\nluck")
 
@@ -38,7 +38,7 @@ def test_what_a_file_raises_is_one_line_with_its_name(tmp_path):
     lazy_tensors.guard_read(tmp_path / "x", fail)()
 
 
-def test_more_than_weights_are_packed_into_is_refused(tmp_path):
+def test_tensors_much_larger_than_their_file_are_an_error(tmp_path):
   path = tmp_path / "x"
   path.write_bytes(b"123")
   lazy_tensors.check_size(path, lazy_tensors.FEW)

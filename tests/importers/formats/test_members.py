@@ -1,4 +1,4 @@
-"""vit_jax/importers/formats/members.py: archives that no file of weights is are refused by their directory alone."""
+"""Tests of vit_jax/importers/formats/members.py, which rejects unusual archives by their directory alone."""
 
 import io
 import warnings
@@ -11,7 +11,7 @@ from vit_jax.schema import ConfigError
 
 
 def archive(path, names, compression=zipfile.ZIP_STORED, claimed=None):
-  """An archive with empty members of these names, of which the last one claims a size."""
+  """Writes an archive with empty members of these names. The last one may claim a size."""
   content = io.BytesIO()
   with zipfile.ZipFile(content, "w", compression) as file, warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -23,7 +23,7 @@ def archive(path, names, compression=zipfile.ZIP_STORED, claimed=None):
   return zipfile.ZipFile(path)
 
 
-def test_members_are_returned_in_their_order(tmp_path):
+def test_members_are_returned_in_archive_order(tmp_path):
   with archive(tmp_path / "x", ["b", "a.npy"], zipfile.ZIP_DEFLATED) as file:
     found = members.check_archive(tmp_path / "x", file, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
   assert [member.filename for member in found] == ["b", "a.npy"]
@@ -39,7 +39,7 @@ def test_members_are_returned_in_their_order(tmp_path):
     (map(str, range(members.MEMBERS + 1)), zipfile.ZIP_STORED, None, "has 10,001 members. Allowed: at most 10,000"),
   ],
 )
-def test_other_archives_are_refused(tmp_path, names, compression, claimed, says):
+def test_unusual_archives_are_errors(tmp_path, names, compression, claimed, says):
   with archive(tmp_path / "x", names, compression, claimed) as file, pytest.raises(ConfigError, match=says) as error:
     members.check_archive(tmp_path / "x", file, zipfile.ZIP_STORED)
   assert str(error.value).startswith(f"{tmp_path / 'x'}: ")

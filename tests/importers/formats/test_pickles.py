@@ -1,4 +1,4 @@
-"""Pickles are parsed to the values that `pickle` gives, and nothing in them is run."""
+"""Tests that pickles are parsed to the values of `pickle`, and that no code in them runs."""
 
 import argparse
 import collections
@@ -36,13 +36,13 @@ VALUES = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(VALUES, st.integers(0, pickle.HIGHEST_PROTOCOL))
-def test_a5_plain_values_are_those_of_pickle(value, protocol):
+def test_plain_values_match_pickle(value, protocol):
   data = pickle.dumps(value, protocol)
   assert load(data) == pickle.loads(data) == value
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a5_containers_of_the_standard_library_are_plain_ones(protocol):
+def test_standard_library_containers_become_plain_containers(protocol):
   ordered = collections.OrderedDict(b=1, a=[2])
   value = [ordered, collections.Counter("aab"), collections.defaultdict(list, x=[1]), {1, 2}, frozenset("a")]
   data = pickle.dumps(value, protocol)
@@ -52,7 +52,7 @@ def test_a5_containers_of_the_standard_library_are_plain_ones(protocol):
   assert all(type(each) in (dict, list, tuple) for each in (first, counted, default, numbers, letters))
 
 
-def test_a5_a_value_that_is_referred_to_twice_is_one_value():
+def test_value_with_two_references_is_one_object():
   inside: list = [1]
   loop = {"a": inside, "b": inside}
   loop["c"] = loop
@@ -60,7 +60,7 @@ def test_a5_a_value_that_is_referred_to_twice_is_one_value():
   assert result["a"] is result["b"] and result["c"] is result
 
 
-def test_a5_several_pickles_of_a_file_are_read_one_after_the_other():
+def test_several_pickles_of_a_file_are_read_in_sequence():
   file = io.BytesIO(pickle.dumps([1]) + pickle.dumps({"a": 2}) + b"rest")
   unknown = (lambda name, arguments: pickles.UNKNOWN), (lambda pid: pid)
   assert (pickles.load_pickle(file, *unknown), pickles.load_pickle(file, *unknown), file.read()) == (
@@ -71,7 +71,7 @@ def test_a5_several_pickles_of_a_file_are_read_one_after_the_other():
 
 
 class Config(dict):
-  """A dictionary with attributes, as yacs and Lightning have."""
+  """A dictionary with attributes, like those of yacs and Lightning."""
 
 
 class History(list):
@@ -94,9 +94,9 @@ def objects():
 
 @pytest.mark.parametrize(("value", "name", "parts"), list(objects()), ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a5_objects_become_placeholders_with_all_that_they_were_given(value, name, parts, protocol):
+def test_objects_become_placeholders_with_their_arguments_and_state(value, name, parts, protocol):
   if isinstance(value, pathlib.PurePath) and sys.version_info >= (3, 12):
-    parts = {}  # the arguments of a path are others there
+    parts = {}  # Python 3.12 pickles paths with other arguments
   result = load(pickle.dumps([value, value], protocol))
   assert result[0] is result[1] and isinstance(result[0], Placeholder)
   assert name is None or result[0].name == name
@@ -104,11 +104,11 @@ def test_a5_objects_become_placeholders_with_all_that_they_were_given(value, nam
 
 
 @pytest.mark.parametrize("value", [np.float64(3), np.arange(3), np.dtype("f4")], ids=repr)
-def test_a5_numbers_of_numpy_become_placeholders(value):
+def test_numpy_values_become_placeholders(value):
   assert load(pickle.dumps(value, 2)).name.startswith("numpy")
 
 
-def test_a5_build_makes_the_values_that_it_knows_and_storage_those_by_id():
+def test_build_and_storage_callbacks_create_values():
   def build(name, arguments):
     return fractions.Fraction(*arguments) if name == "fractions.Fraction" else pickles.UNKNOWN
 
@@ -125,7 +125,7 @@ def test_a5_build_makes_the_values_that_it_knows_and_storage_those_by_id():
 
 
 class Attack:
-  """Unpickled, it calls a function."""
+  """An object that calls a function when it is unpickled."""
 
   def __init__(self, function, *arguments):
     self.call = function, arguments
@@ -147,7 +147,7 @@ CALLS = [
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0].__name__)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a5_calls_that_run_programs_are_refused_and_not_run(tmp_path, monkeypatch, call, protocol):
+def test_calls_that_run_programs_are_an_error_and_not_run(tmp_path, monkeypatch, call, protocol):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(pickles.AttackError, match=call[0].__name__):
     load(pickle.dumps({"a": [Attack(*call)]}, protocol))
@@ -155,13 +155,13 @@ def test_a5_calls_that_run_programs_are_refused_and_not_run(tmp_path, monkeypatc
 
 
 def text(value: str) -> bytes:
-  """Pushes a text."""
+  """Returns the instruction that pushes a text."""
   return b"\x8c" + bytes([len(value)]) + value.encode()
 
 
 TOUCH = b"(" + text("touch owned") + b"t"
-SYSTEM = b"cposixpath\nos\n" + text("system")  # a module by the name of another, and its function
-# Pickles that would create the file `owned`, in a way that no list of names foresees.
+SYSTEM = b"cposixpath\nos\n" + text("system")  # a module under the name of another one, and its function
+# Pickles that would create the file `owned` in ways that a list of forbidden names does not cover.
 INDIRECT = {
   "a module that is not imported": b"cowned_module\nThing\n)R.",
   "a module by the stack": b"\x80\x04" + text("owned_module") + text("Thing") + b"\x93)R.",
@@ -194,14 +194,14 @@ INDIRECT = {
 
 
 @pytest.mark.parametrize("name", [name for name in INDIRECT if "function" in name])
-def test_the_attacks_below_work_on_pickle_itself(tmp_path, monkeypatch, name):
+def test_attacks_work_on_pickle_itself(tmp_path, monkeypatch, name):
   monkeypatch.chdir(tmp_path)
   pickle.loads(INDIRECT[name])
   assert (tmp_path / "owned").exists()
 
 
 @pytest.mark.parametrize("name", INDIRECT)
-def test_a5_nothing_is_imported_or_called_whatever_a_pickle_asks_for(tmp_path, monkeypatch, name):
+def test_pickles_cannot_import_modules_or_call_functions(tmp_path, monkeypatch, name):
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(str(tmp_path))
   (tmp_path / "owned_module.py").write_text("open('owned', 'w')\nclass Thing: pass\n")
@@ -245,7 +245,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a5_damaged_and_huge_pickles_are_errors_in_little_memory(name):
+def test_damaged_and_huge_pickles_are_errors_that_need_little_memory(name):
   tracemalloc.start()
   try:
     with pytest.raises((pickle.UnpicklingError, *files.DAMAGE)):
@@ -255,11 +255,11 @@ def test_a5_damaged_and_huge_pickles_are_errors_in_little_memory(name):
     tracemalloc.stop()
 
 
-def test_a5_deep_values_need_no_recursion():
+def test_deeply_nested_values_need_no_recursion():
   assert load(deep(100_000, b"]", b"]a").replace(b"]a", b"\x85") + b".") is not None
 
 
-def test_a5_too_many_instructions_are_an_error(monkeypatch):
+def test_too_many_instructions_are_an_error(monkeypatch):
   monkeypatch.setattr(pickles, "_INSTRUCTIONS", 1000)
   with pytest.raises(pickle.UnpicklingError, match="more than 1,000 instructions"):
     load(b"]" + b"Na" * 1000 + b".")

@@ -1,4 +1,4 @@
-"""Files of .safetensors against the library of the format; models of several files; memory."""
+"""Tests of .safetensors files against the format's library, of sharded models, and of memory use."""
 
 import functools
 import json
@@ -29,33 +29,35 @@ ARRAYS = {
 
 
 def contents(path):
-  """(header, bytes of the values) of a file."""
+  """Returns the header of a file, the bytes of its values, and the header's length."""
   data = path.read_bytes()
   length = int.from_bytes(data[:8], "little")
   return json.loads(data[8 : 8 + length]), data[8 + length :], length
 
 
-def test_what_is_written_tensor_by_tensor_is_what_the_library_writes(tmp_path):
+def test_written_files_match_those_of_the_library(tmp_path):
   mine, theirs = tmp_path / "mine.safetensors", tmp_path / "theirs.safetensors"
-  arrays = {name: array for name, array in ARRAYS.items() if name != "c"}  # of types of one width the order differs
+  arrays = {
+    name: array for name, array in ARRAYS.items() if name != "c"
+  }  # the library orders types of equal width differently
   safetensors_files.write(mine, arrays, {"format": "pt"})
   native = {name: np.asarray(array, array.dtype.newbyteorder("="), order="C") for name, array in arrays.items()}
   safetensors.numpy.save_file(native, theirs, metadata={"format": "pt"})
   assert contents(mine) == contents(theirs)
 
 
-def test_the_library_reads_every_type_that_is_written(tmp_path):
+def test_library_reads_every_written_type(tmp_path):
   safetensors_files.write(tmp_path / "x.safetensors", ARRAYS, {})
   back = safetensors.numpy.load_file(tmp_path / "x.safetensors")
   assert back.keys() == ARRAYS.keys()
   assert all(np.array_equal(back[name], array) for name, array in ARRAYS.items())
 
 
-def test_values_are_wanted_one_after_the_other_and_not_kept(tmp_path):
+def test_values_are_read_in_sequence_and_not_kept(tmp_path):
   alive = weakref.WeakValueDictionary()
 
   def read(i):
-    assert len(alive) <= 1  # which the next one replaces
+    assert len(alive) <= 1  # the next array replaces it
     alive[i] = array = np.full(1000, i, np.float32)
     return array
 
@@ -65,7 +67,7 @@ def test_values_are_wanted_one_after_the_other_and_not_kept(tmp_path):
   assert all(np.all(back[str(i)] == i) for i in range(5)) and len(back) == 5
 
 
-def test_a_value_that_cannot_be_read_leaves_nothing(tmp_path):
+def test_unreadable_value_leaves_no_partial_file(tmp_path):
   def refuse():
     raise ConfigError("is damaged")
 
@@ -74,11 +76,11 @@ def test_a_value_that_cannot_be_read_leaves_nothing(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-# Models in several files.
+# Sharded models.
 
 
 def sharded(folder, places=None):
-  """An index and the two files that it lists."""
+  """Writes an index and the two files that it lists, and returns the arrays."""
   arrays = {name: np.full(3, i, np.float32) for i, name in enumerate("abcd")}
   names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
   for name, part in zip(names, ("ab", "cd"), strict=True):
@@ -89,7 +91,7 @@ def sharded(folder, places=None):
 
 
 @pytest.mark.parametrize("name", ["", "model.safetensors.index.json", "model-00002-of-00002.safetensors"])
-def test_a_model_in_several_files_is_read_as_one_by_its_folder_index_or_any_file(tmp_path, name):
+def test_sharded_model_is_read_by_folder_index_or_any_shard(tmp_path, name):
   arrays = sharded(tmp_path)
   (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 6}))
   tensors, hints = containers.read(tmp_path / name)
@@ -97,7 +99,7 @@ def test_a_model_in_several_files_is_read_as_one_by_its_folder_index_or_any_file
   assert all(np.array_equal(tensors[key], arrays[key]) for key in arrays)
 
 
-def test_a5_one_of_several_files_whose_index_is_gone_is_not_read_as_a_model(tmp_path):
+def test_one_shard_without_its_index_is_an_error(tmp_path):
   sharded(tmp_path)
   (tmp_path / "model.safetensors.index.json").unlink()
   with pytest.raises(ConfigError, match=r"model-00001-of-00002\.safetensors: this is one of 2 files of a model"):
@@ -118,7 +120,7 @@ def test_a5_one_of_several_files_whose_index_is_gone_is_not_read_as_a_model(tmp_
     ({"a": "model-00003-of-00003.safetensors"}, "lists no tensor of model-00001-of-00003.safetensors"),
   ],
 )
-def test_an_index_that_lies_is_one_error(tmp_path, places, says):
+def test_false_index_is_an_error(tmp_path, places, says):
   sharded(tmp_path, places)
   with pytest.raises(ConfigError) as error:
     importers.inspect(tmp_path)
@@ -126,7 +128,7 @@ def test_an_index_that_lies_is_one_error(tmp_path, places, says):
 
 
 @pytest.mark.parametrize("values", ["{}", '{"weight_map": {}}', '{"weight_map": [1]}', "[1]", "{"])
-def test_an_index_of_nothing_is_one_error(tmp_path, values):
+def test_index_without_a_weight_map_is_an_error(tmp_path, values):
   (tmp_path / "model.safetensors.index.json").write_text(values)
   with pytest.raises(ConfigError, match=r"index\.json"):
     importers.inspect(tmp_path)
@@ -163,7 +165,7 @@ def converted(folder, width):
 
 
 folder = pathlib.Path(sys.argv[1])
-converted(folder / "small", 96)  # for what compiling and importing take
+converted(folder / "small", 96)  # warms up imports and compilation
 print(*converted(folder / "large", 768))
 """
 

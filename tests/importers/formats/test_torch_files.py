@@ -1,4 +1,4 @@
-"""vit_jax/importers/formats/torch_files.py: files of torch.save, compared with what PyTorch reads."""
+"""Tests of vit_jax/importers/formats/torch_files.py: files of torch.save against the values that PyTorch saved."""
 
 import argparse
 import collections
@@ -33,7 +33,7 @@ def as_numpy(tensor):
 
 
 def check_same(path, expected):
-  """Whether a file holds exactly these tensors."""
+  """Checks that a file contains exactly these tensors."""
   tensors = torch_files.read(path)[0]
   assert tensors.keys() == expected.keys()
   for name, tensor in expected.items():
@@ -43,7 +43,7 @@ def check_same(path, expected):
 
 
 def views():
-  """Tensors of every type, and views of values that others share."""
+  """Yields tensors of every type, and views that share values."""
   base = torch.arange(120, dtype=torch.float32).reshape(2, 3, 4, 5)
   for kind in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "complex64", "bool"):
     yield kind, torch.tensor([[0.0, 1.0, 2.5]]).to(getattr(torch, kind))
@@ -64,19 +64,19 @@ def views():
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a5_every_tensor_has_the_type_shape_and_values_that_pytorch_saved(tmp_path, old):
+def test_tensors_have_the_type_shape_and_values_that_pytorch_saved(tmp_path, old):
   expected = {name: tensor for name, tensor in views() if not (old and "8_e" in name)}
   check_same(saved(tmp_path, expected, old), expected)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("old", [False, True])
-def test_a5_every_protocol_of_pickle_is_read(tmp_path, old, protocol):
+def test_every_pickle_protocol_is_read(tmp_path, old, protocol):
   expected = dict(views()) if not old else {"a": torch.ones(3)}
   check_same(saved(tmp_path, expected, old, pickle_protocol=protocol), expected)
 
 
-def test_a5_files_are_read_where_pytorch_is_not_installed(tmp_path, monkeypatch):
+def test_files_are_read_without_pytorch(tmp_path, monkeypatch):
   path = saved(tmp_path, {"a": torch.ones(3), "b": torch.arange(2)})
   monkeypatch.setitem(sys.modules, "torch", None)
   tensors, _ = containers.read(path)
@@ -92,15 +92,15 @@ def test_values_are_read_when_they_are_needed(tmp_path):
     np.asarray(tensors["a"])
 
 
-# Objects beside the tensors, as training codes save them.
+# Objects that training codes save together with the tensors.
 
 
 class Config(dict):
-  """As yacs' CfgNode, which Swin saves."""
+  """A dictionary like yacs' CfgNode, which Swin saves."""
 
 
 def foreign(module, name, bases=(object,)):
-  """A class of a package that is not installed when the file is read."""
+  """Creates a class in a package that is not installed when the file is read."""
   made = type(name, bases, {"__module__": module})
   sys.modules[module] = types.ModuleType(module)
   setattr(sys.modules[module], name, made)
@@ -123,7 +123,7 @@ def training_objects():
 
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("case", [name for name, _ in training_objects()])
-def test_a5_objects_of_training_codes_are_left_out_and_named(tmp_path, case, old):
+def test_objects_of_training_codes_are_omitted_and_noted(tmp_path, case, old):
   path = saved(tmp_path, {"model": {"w": torch.ones(2)}} | dict(training_objects())[case], old)
   for module in ("omegaconf", "lightning", "deepspeed"):
     sys.modules.pop(module, None)
@@ -133,7 +133,7 @@ def test_a5_objects_of_training_codes_are_left_out_and_named(tmp_path, case, old
   assert all("read as data, without running their code: " in note and case in note for note in notes)
 
 
-def test_a5_numbers_and_texts_need_no_note(tmp_path):
+def test_numbers_and_texts_need_no_note(tmp_path):
   content = {"w": torch.ones(1), "epoch": 3, "best": np.float32(1), "shape": torch.Size([1]), "bytes": b"\xff"}
   content |= {"device": torch.device("cpu"), "dtype": torch.float32, "seen": {1, 2}, "rng": torch.get_rng_state()}
   tensors, notes = torch_files.read(saved(tmp_path, content))
@@ -141,7 +141,7 @@ def test_a5_numbers_and_texts_need_no_note(tmp_path):
 
 
 class Average:
-  """As timm's ModelEma, an object that holds a module."""
+  """An object that contains a module, like timm's ModelEma."""
 
   def __init__(self, module):
     self.module, self.decay, self.own = module, 0.9, torch.zeros(1)
@@ -157,7 +157,7 @@ def module():
 
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.filterwarnings("ignore")
-def test_a5_a_pickled_module_has_the_tensors_of_its_state_dict(tmp_path, old):
+def test_pickled_module_has_the_tensors_of_its_state_dict(tmp_path, old):
   made = module()
   check_same(saved(tmp_path, made, old), made.state_dict())
   both = {"model": made, "ema": Average(made["a"])}
@@ -169,11 +169,11 @@ def test_a5_a_pickled_module_has_the_tensors_of_its_state_dict(tmp_path, old):
   assert tensors.keys() == {f"ema.module.{name}" for name in made["a"].state_dict()} | {"ema.own"}
 
 
-# What is not read.
+# Unsupported contents.
 
 
 def snippet(error):
-  """Whether an error ends with two lines of code that make a clean file."""
+  """Returns whether an error ends with two lines of code that write a clean file."""
   lines = str(error.value).split("\n")
   return [line.strip().split("(")[0] for line in lines[1:]] == ["checkpoint = torch.load", "torch.save"]
 
@@ -190,7 +190,7 @@ def others():
   ("name", "make", "says"), list(others()), ids=lambda value: value if type(value) is str else ""
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a5_what_is_not_read_is_an_error_with_the_code_that_makes_a_clean_file(tmp_path, name, make, says):
+def test_unsupported_contents_are_errors_with_code_for_a_clean_file(tmp_path, name, make, says):
   path = saved(tmp_path, make())
   with pytest.raises(ConfigError) as error:
     containers.read(path)
@@ -198,7 +198,7 @@ def test_a5_what_is_not_read_is_an_error_with_the_code_that_makes_a_clean_file(t
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a5_programs_pickles_and_other_byte_orders_are_named(tmp_path):
+def test_torchscript_plain_pickles_and_big_endian_files_are_errors(tmp_path):
   torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), tmp_path / "script.pt")
   (tmp_path / "plain.pkl").write_bytes(pickle.dumps({"w": np.ones(3)}))
   source = saved(tmp_path, {"w": torch.ones(3)})
@@ -216,7 +216,7 @@ def test_a5_programs_pickles_and_other_byte_orders_are_named(tmp_path):
     assert snippet(error)
 
 
-def test_a5_the_code_in_an_error_makes_a_clean_file(tmp_path, monkeypatch):
+def test_code_in_the_error_writes_a_clean_file(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   path = saved(tmp_path, {"model": {"w": torch.ones(3)}, "counts": torch.eye(3).to_sparse()})
   with pytest.raises(ConfigError) as error:
@@ -225,7 +225,7 @@ def test_a5_the_code_in_an_error_makes_a_clean_file(tmp_path, monkeypatch):
   check_same(tmp_path / "clean.pth", {"w": torch.ones(3)})
 
 
-def test_a5_an_archive_of_something_else_is_named(tmp_path):
+def test_zip_archive_without_a_model_is_an_error(tmp_path):
   for name, member in (("x.zip", "model.pth"), ("x.pth", "a/b/data.pkl")):
     with zipfile.ZipFile(tmp_path / name, "w") as archive:
       archive.writestr(member, "1")
@@ -233,7 +233,7 @@ def test_a5_an_archive_of_something_else_is_named(tmp_path):
       containers.read(tmp_path / name)
 
 
-def test_a5_attacks_are_named_without_advice_to_load_them(tmp_path, monkeypatch):
+def test_attacks_are_errors_without_advice_to_load_the_file(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   path = saved(tmp_path, {"w": torch.ones(3), "args": hostile.Attack()})
   with pytest.raises(ConfigError, match=r"it calls '.*open'.* It was not called\. Do not load the file") as error:
@@ -242,7 +242,7 @@ def test_a5_attacks_are_named_without_advice_to_load_them(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("cut", [1, 100, 4000, 4200])
-def test_a5_a_truncated_old_file_is_named_as_such(tmp_path, cut):
+def test_truncated_file_of_the_old_format_is_an_error(tmp_path, cut):
   path = saved(tmp_path, {"w": torch.ones(1000)}, old=True)
   path.write_bytes(path.read_bytes()[:-cut])
   with pytest.raises(ConfigError, match=r"x\.pth: cannot be read: "):

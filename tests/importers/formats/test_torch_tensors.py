@@ -1,4 +1,4 @@
-"""Tensors of files that are made by hand, whose values may not be in the file."""
+"""Tests of PyTorch files made by hand, with tensors that may refer to values outside of the file."""
 
 import io
 import pickle
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs pip install -e '.[test]'")
 
 
 class _Reference:
-  """What a pickle refers to by a name, or by a persistent id."""
+  """A reference of a pickle by name or by persistent id."""
 
   def __init__(self, name=None, pid=None):
     self.name, self.pid = name, pid
@@ -63,7 +63,7 @@ def by_hand(path, value, values=bytes(12), key="0"):
   return path
 
 
-def test_a_file_made_by_hand_is_read(tmp_path):
+def test_file_made_by_hand_is_read(tmp_path):
   path = by_hand(tmp_path / "x.pth", {"w": tensor()}, struct.pack("<3f", 1, 2, 3))
   assert np.asarray(torch_files.read(path)[0]["w"]).tolist() == [1, 2, 3]
   assert torch.load(path, weights_only=True)["w"].tolist() == [1, 2, 3]
@@ -90,7 +90,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a5_tensors_that_are_not_in_the_file_are_errors(tmp_path, name):
+def test_tensors_with_values_outside_of_the_file_are_errors(tmp_path, name):
   path = by_hand(tmp_path / "x.pth", {"w": tensor(**HOSTILE[name])})
   with pytest.raises(ConfigError, match=r"x\.pth: "):
     containers.read(path)
@@ -109,7 +109,7 @@ def test_a5_tensors_that_are_not_in_the_file_are_errors(tmp_path, name):
   ],
   ids=range(7),
 )
-def test_a5_calls_with_other_arguments_are_errors_and_not_made(tmp_path, monkeypatch, value):
+def test_calls_with_other_arguments_are_errors_and_not_run(tmp_path, monkeypatch, value):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ConfigError, match=r"x\.pth: "):
     containers.read(by_hand(tmp_path / "x.pth", value))

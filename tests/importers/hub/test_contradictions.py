@@ -1,4 +1,4 @@
-"""vit_jax/importers/hub/contradictions.py: what files next to weights state must be true of the tensors."""
+"""Tests that statements in files next to weights must agree with the tensors."""
 
 import json
 
@@ -28,7 +28,7 @@ def folder(path, prepared, config=None, model="hf"):
     ({"size": 64, "do_center_crop": True, "crop_size": 48}, "makes images of 48 px"),
   ],
 )
-def test_a5_a_size_that_is_not_that_of_the_model_is_refused(tmp_path, changes, says):
+def test_image_size_that_contradicts_the_model_is_an_error(tmp_path, changes, says):
   with pytest.raises(ConfigError) as error:
     importers.inspect(folder(tmp_path, VIT | changes))
   assert f"preprocessor_config.json next to it {says}, but the tensors are those of a model for 32 px" in str(
@@ -37,13 +37,13 @@ def test_a5_a_size_that_is_not_that_of_the_model_is_refused(tmp_path, changes, s
 
 
 @pytest.mark.parametrize("changes", [{"size": 32}, {"size": None}, {"size": 64, "do_resize": False}])
-def test_a5_a_size_that_is_that_of_the_model_or_not_stated_is_read(tmp_path, changes):
+def test_consistent_or_missing_image_size_is_accepted(tmp_path, changes):
   recognised = importers.inspect(folder(tmp_path, VIT | changes | {"do_normalize": False, "gamma": 2}))
   assert recognised.image_metadata.normalised == {"mean": (0.0,) * 3, "std": (1.0,) * 3}
   assert "preprocessor_config.json has keys that are not read: gamma" in recognised.notes
 
 
-# config.json. The tensors are those of a ViT of width 64, depth 2, hidden 96, patch 8, 32 px and 3 classes.
+# config.json. The tensors belong to a ViT of width 64, depth 2, hidden 96, patch 8, 32 px and 3 classes.
 
 SIZES = {"embed_dim": 64, "depth": 2, "num_heads": 2, "mlp_ratio": 1.5, "patch_size": 8, "img_size": 32, "in_chans": 3}
 TIMM = {"architecture": "vit_small_patch8_224", "num_classes": 3, "model_args": SIZES}
@@ -64,7 +64,7 @@ def arguments(**changes):
   ("model", "config"),
   [
     ("timm", TIMM),
-    ("timm", TIMM | {"pretrained_cfg": {"num_classes": 1000}}),  # as older exports of a new head
+    ("timm", TIMM | {"pretrained_cfg": {"num_classes": 1000}}),  # like older exports with a new head
     ("timm", TIMM | {"architecture": "timm/vit_custom_patch8_32.my_tag"}),
     ("timm", arguments(num_classes=3, class_token=True, qkv_bias=True, qk_norm=False, init_values=None, reg_tokens=0)),
     ("timm", {"model_type": "timm_wrapper", "architecture": "vit_small_patch8_224", "model_args": SIZES}),
@@ -73,7 +73,7 @@ def arguments(**changes):
   ],
   ids=str,
 )
-def test_g_true_statements_are_read_without_a_note(tmp_path, model, config):
+def test_true_statements_are_read_without_a_note(tmp_path, model, config):
   assert inspected(tmp_path, config, model).notes == []
 
 
@@ -105,7 +105,7 @@ FALSE = [
 
 
 @pytest.mark.parametrize(("model", "config", "says"), FALSE, ids=[f"{model} {says}" for model, _, says in FALSE])
-def test_g_statements_that_contradict_the_tensors_are_refused_in_one_line(tmp_path, model, config, says):
+def test_statements_that_contradict_the_tensors_are_errors_of_one_line(tmp_path, model, config, says):
   with pytest.raises(ConfigError) as error:
     inspected(tmp_path, config, model)
   assert f"config.json next to it {says}" in str(error.value) and "\n" not in str(error.value)
@@ -135,7 +135,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize(("config", "says"), NONSENSE, ids=[says for _, says in NONSENSE])
-def test_g_nonsense_in_config_json_is_refused_with_its_file(tmp_path, config, says):
+def test_invalid_values_in_config_json_are_errors_with_the_file(tmp_path, config, says):
   with pytest.raises(ConfigError) as error:
     inspected(tmp_path, config)
   assert f"{tmp_path / 'config.json'}: " in str(error.value) and says in str(error.value)
@@ -148,25 +148,25 @@ def test_g_nonsense_in_config_json_is_refused_with_its_file(tmp_path, config, sa
     ("image_std", [1e-30, 0.5, 0.5], "image_std is 1e-30"),
   ],
 )
-def test_g_mean_and_std_of_a_preprocessor_are_for_pixels_of_0_to_1(tmp_path, key, values, says):
+def test_preprocessor_mean_and_std_must_suit_pixels_of_0_to_1(tmp_path, key, values, says):
   prepared = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} | {key: values}
   with pytest.raises(ConfigError, match=rf"preprocessor_config\.json: {says}"):
     importers.inspect(folder(tmp_path, prepared))
 
 
 @pytest.mark.parametrize("names", [{"label_names": ["a", "b", "a"]}, {"id2label": {"0": "a", "1": "b", "2": "a"}}])
-def test_g_names_that_several_classes_have_are_noted(tmp_path, names):
+def test_names_shared_by_several_classes_are_noted(tmp_path, names):
   recognised = inspected(tmp_path, names)
   assert "config.json gives several classes the same name: 'a' (0, 2)" in recognised.notes
   assert recognised.image_metadata.labels == ("a", "b", "a")
 
 
-def test_g_names_at_the_upper_level_win_over_those_of_pretrained_cfg(tmp_path):
+def test_top_level_names_override_those_of_pretrained_cfg(tmp_path):
   config = {"label_names": ["a", "b", "c"], "pretrained_cfg": {"label_names": ["x", "y", "z"]}}
   assert inspected(tmp_path, config).image_metadata.labels == ("a", "b", "c")
 
 
-def test_g_a_head_that_the_weights_lack_is_noted(tmp_path):
+def test_missing_head_is_noted(tmp_path):
   body = {name: tensor for name, tensor in hostile.good("timm").items() if not name.startswith("head.")}
   safetensors.numpy.save_file(body, tmp_path / "model.safetensors")
   (tmp_path / "config.json").write_text(json.dumps(TIMM))
@@ -186,11 +186,11 @@ def test_g_a_head_that_the_weights_lack_is_noted(tmp_path):
     ),
   ],
 )
-def test_g_sizes_that_an_architecture_alone_means_are_noted(tmp_path, config, sizes):
+def test_sizes_implied_by_the_architecture_name_are_noted(tmp_path, config, sizes):
   (note,) = inspected(tmp_path, config).notes
   assert note.startswith(f"config.json names the architecture {config['architecture']!r} with {sizes}")
 
 
-def test_g_heads_are_those_of_the_architecture(tmp_path):
+def test_explicit_number_of_heads_overrides_the_architecture(tmp_path):
   config = {"architecture": "vit_base_patch16_224", "model_args": {"embed_dim": 64, "num_heads": 4}}
   assert inspected(tmp_path, config).description.arguments()["heads"] == 4

@@ -1,4 +1,4 @@
-"""The JSON that hubs read beside weights, against their documented keys."""
+"""Tests of the JSON files that hubs read next to weights, against the hubs' documented keys."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def written(layout, name, size=224, labels=("cat", "dog"), **arguments):
     ("tf_efficientnet_b0", "tf_efficientnet_b0", "classifier"),
   ],
 )
-def test_timm_gets_the_architecture_the_images_and_the_classes(name, architecture, classifier):
+def test_timm_config_has_architecture_preprocessing_and_classes(name, architecture, classifier):
   config = written("timm", name)["config.json"]
   prepared = config["pretrained_cfg"]
   assert (config["architecture"], config["num_classes"], config["label_names"]) == (architecture, 2, ["cat", "dog"])
@@ -38,7 +38,7 @@ def test_timm_gets_the_architecture_the_images_and_the_classes(name, architectur
   assert (prepared["num_classes"], prepared["classifier"]) == (2, classifier)
 
 
-def test_timm_gets_every_size_of_a_vit():
+def test_timm_config_has_every_size_of_a_vit():
   config = written("timm", "ViT-S/8", 64, width=64, depth=2, heads=2, hidden=96, pool="gap")["config.json"]
   arguments = config["model_args"]
   assert [arguments[key] for key in ("img_size", "patch_size", "embed_dim", "depth", "num_heads")] == [64, 8, 64, 2, 2]
@@ -46,12 +46,12 @@ def test_timm_gets_every_size_of_a_vit():
   assert (arguments["global_pool"], arguments["class_token"], arguments["act_layer"]) == ("avg", False, "gelu_tanh")
 
 
-def test_a_model_that_timm_cannot_build_has_no_name_there():
+def test_model_that_timm_cannot_build_has_no_architecture_name():
   described = Description(Choice("swin_tiny_patch4_window7_224", {"depths": (2, 2), "heads": (3, 6)}), 56, 2)
   assert hf_configs.find_architecture(described) is None
 
 
-def test_transformers_gets_names_both_ways_and_a_processor():
+def test_transformers_config_has_names_both_ways_and_a_processor():
   files = written("hf", "ViT-Ti/16")
   config, prepared = files["config.json"], files["preprocessor_config.json"]
   assert config["id2label"] == {"0": "cat", "1": "dog"} and config["label2id"] == {"cat": 0, "dog": 1}
@@ -60,11 +60,11 @@ def test_transformers_gets_names_both_ways_and_a_processor():
   assert (prepared["image_mean"], prepared["image_std"], prepared["resample"]) == (list(MEAN), list(STD), 3)
 
 
-def test_without_names_transformers_gets_its_own():
+def test_classes_without_names_get_the_default_labels_of_transformers():
   assert written("hf", "ViT-Ti/16", labels=())["config.json"]["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
 
 
-def test_classes_of_one_name_are_said_where_numbers_go_by_names():
+def test_duplicate_class_names_are_noted_for_label2id():
   described = Description(Choice("ViT-Ti/16"), 224, 3).bind()
   hf, timm = (importers.find_layout(described, layout) for layout in ("hf", "timm"))
   same, others = ImageMetadata(labels=("same", "b", "same")), ImageMetadata(labels=("a", "b", "c"))
@@ -75,7 +75,7 @@ def test_classes_of_one_name_are_said_where_numbers_go_by_names():
 
 
 @pytest.mark.parametrize(("pool", "said"), [("gap", True), ("cls", False)])
-def test_that_transformers_reads_the_class_token_is_said_where_ours_reads_patches(pool, said):
+def test_note_explains_that_transformers_pools_the_class_token(pool, said):
   described = Description(Choice("vit_small_patch16_dinov3", {"pool": pool}), 256, 0).bind()
   notes = hf_configs.describe_unsaved(importers.find_layout(described, "hf"), described, ImageMetadata())
   assert any("pooler_output of Transformers is the normalised class token" in note for note in notes) == said

@@ -1,4 +1,4 @@
-"""JSON beside weights: what is taken from it. What is refused is in test_hostile."""
+"""Tests of the values that are read from JSON files next to weights. Rejected files are in test_hostile."""
 
 import json
 import os
@@ -22,13 +22,13 @@ from vit_jax.schema import Choice, ConfigError
     *((name, "tanh") for name in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_accurate")),
   ],
 )
-def test_the_activations_of_transformers_that_are_built_are_taken(tmp_path, says, gelu):
+def test_supported_activations_of_transformers_are_read(tmp_path, says, gelu):
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
   (tmp_path / "config.json").write_text(json.dumps({"hidden_act": says, "num_attention_heads": 2, "hidden_size": 64}))
   assert importers.inspect(tmp_path).description.arguments()["gelu"] == gelu
 
 
-def test_heads_of_a_config_json_are_not_those_that_a_run_would_like(tmp_path):
+def test_heads_of_config_json_that_contradict_the_run_are_an_error(tmp_path):
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
   (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
   have = importers.inspect(tmp_path).description
@@ -39,7 +39,7 @@ def test_heads_of_a_config_json_are_not_those_that_a_run_would_like(tmp_path):
   assert "config.json" not in str(error.value) and "--config.model.heads=4" in str(error.value)
 
 
-def test_a_run_of_another_width_is_told_so_and_the_config_json_is_believed(tmp_path):
+def test_run_of_another_width_is_an_error_about_the_model(tmp_path):
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
   (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 2, "hidden_size": 64}))
   want = Description(Choice("ViT-Ti/16"), 32, 3)
@@ -48,7 +48,7 @@ def test_a_run_of_another_width_is_told_so_and_the_config_json_is_believed(tmp_p
   assert "config.json" not in str(error.value)
 
 
-def test_other_normalisations_of_the_images_are_said(tmp_path):
+def test_another_normalisation_is_noted_with_its_flag(tmp_path):
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
   (tmp_path / "preprocessor_config.json").write_text(
     json.dumps({"image_mean": [0.4, 0.5, 0.6], "image_std": [0.5] * 3})
@@ -66,7 +66,7 @@ def test_other_normalisations_of_the_images_are_said(tmp_path):
     ("preprocessor_config.json", {"resample": [3], "size": 224}, "resample is [3]"),
   ],
 )
-def test_nonsense_beside_weights_is_named_with_its_file(tmp_path, name, values, said):
+def test_invalid_values_next_to_weights_are_errors_with_the_file(tmp_path, name, values, said):
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
   (tmp_path / name).write_text(json.dumps(values))
   with pytest.raises(ConfigError) as error:
@@ -74,7 +74,7 @@ def test_nonsense_beside_weights_is_named_with_its_file(tmp_path, name, values, 
   assert str(tmp_path / name) in str(error.value) and said in str(error.value)
 
 
-def test_all_that_is_said_and_true_is_taken(tmp_path):
+def test_true_statements_of_config_json_are_accepted(tmp_path):
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
   true = {
     "hidden_size": 64,
@@ -91,7 +91,7 @@ def test_all_that_is_said_and_true_is_taken(tmp_path):
 
 @pytest.mark.parametrize("leads", ["../blobs/gone", "config.json"])
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.json"])
-def test_a_link_to_nothing_beside_weights_is_an_error_and_no_file_is_none(tmp_path, name, leads):
+def test_broken_link_next_to_weights_is_an_error(tmp_path, name, leads):
   weights = tmp_path / ("model.npz" if name == "model.json" else "model.safetensors")
   if name == "model.json":
     np.savez(weights, **hostile.good("vit_jax"))
@@ -117,7 +117,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("name", DAMAGED)
 @pytest.mark.parametrize("verb", ["convert", "predict", "evaluate"])
-def test_e4_a_damaged_json_next_to_an_npz_is_one_line(tmp_path, verb, name):
+def test_damaged_json_next_to_an_npz_is_an_error_of_one_line(tmp_path, verb, name):
   np.savez(tmp_path / "model.npz", **hostile.good("vit_jax"))
   beside = tmp_path / "model.json"
   if name == "fifo":
@@ -141,7 +141,7 @@ def test_e4_a_damaged_json_next_to_an_npz_is_one_line(tmp_path, verb, name):
 
 
 @pytest.mark.parametrize("values", [{}, {"name": "of another program"}])
-def test_e4_a_json_object_without_our_header_next_to_an_npz_is_ignored(tmp_path, values):
+def test_json_of_another_program_next_to_an_npz_is_ignored(tmp_path, values):
   np.savez(tmp_path / "model.npz", **hostile.good("vit_jax"))
   alone = importers.inspect(tmp_path / "model.npz")
   (tmp_path / "model.json").write_text(json.dumps(values))

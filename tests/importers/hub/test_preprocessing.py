@@ -1,4 +1,4 @@
-"""What travels with weights: each of our crops through the forms of hubs and back, and through our own JSON."""
+"""Tests of preprocessing metadata: each test crop survives a round trip through hub formats and vit_jax's JSON."""
 
 import json
 
@@ -35,7 +35,7 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (301, 400, 3), dtype=np.uint8)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CROPS)
-def test_a_crop_comes_back_from_hubs_with_the_same_pixels(name, arguments):
+def test_crop_keeps_its_pixels_through_hub_formats(name, arguments):
   beside = said(name, **arguments)
   expected = cut(beside.crop, IMAGE)
   of_timm, _ = preprocessing.read_timm_crop({**preprocessing.create_timm_keys(beside), "input_size": [3, 224, 224]})
@@ -45,7 +45,7 @@ def test_a_crop_comes_back_from_hubs_with_the_same_pixels(name, arguments):
 
 
 @pytest.mark.parametrize(("name", "arguments"), CROPS[:1] + CROPS[3:4])
-def test_what_is_written_for_transformers_gives_the_pixels_with_pillow(name, arguments):
+def test_processor_config_gives_the_same_pixels_with_pillow(name, arguments):
   beside = said(name, **arguments)
   written = preprocessor.create_processor_config(beside)
   size = written["size"]["width"], written["size"]["height"]
@@ -56,13 +56,13 @@ def test_what_is_written_for_transformers_gives_the_pixels_with_pillow(name, arg
 
 
 @pytest.mark.parametrize(("name", "arguments"), CROPS)
-def test_our_own_form_says_it_all(name, arguments):
+def test_json_round_trip_is_lossless(name, arguments):
   beside = said(name, **arguments)
   assert preprocessing.from_json(json.loads(json.dumps(preprocessing.to_json(beside)))) == beside
 
 
 @pytest.mark.parametrize("large", range(224, 460, 7))
-def test_a_ratio_stands_for_the_pixels(large):
+def test_ratio_gives_back_the_number_of_pixels(large):
   assert int(224 / preprocessing.find_ratio(224, large)) == large
 
 
@@ -77,7 +77,7 @@ def test_published_processors_are_read():
 
 
 @pytest.mark.parametrize("values", [{"size": "x"}, {"size": {"height": 0}}, {"size": [1]}], ids=str)
-def test_nonsense_of_a_processor_is_named(values):
+def test_invalid_size_of_a_processor_is_an_error(values):
   with pytest.raises(ConfigError, match="size is"):
     preprocessor.read(values)
 
@@ -97,14 +97,14 @@ HUGE = 10**400
   ],
   ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_a_value_of_another_kind_is_named_with_what_is_allowed(read, values, parts):
+def test_values_of_another_type_are_errors_with_allowed_values(read, values, parts):
   with pytest.raises(ConfigError) as error:
     read(values)
   assert all(part in str(error.value) for part in parts), error.value
 
 
 @pytest.mark.parametrize("kind", ["Bit", "DeiT"])
-def test_images_are_scaled_to_ten_times_a_crop_at_most(kind):
+def test_images_are_scaled_to_at_most_ten_times_a_crop(kind):
   values = {"size": {"shortest_edge": 65535}, "do_center_crop": True, "crop_size": 1, "image_processor_type": kind}
   with pytest.raises(ConfigError, match=r"size is {'shortest_edge': 65535}, with a crop_size of 1.*ten times"):
     preprocessor.read(values)
@@ -113,11 +113,11 @@ def test_images_are_scaled_to_ten_times_a_crop_at_most(kind):
 
 
 @pytest.mark.parametrize(("small", "large"), [(1, 65535), (1, 2001), (3, 60000), (17, 65535)])
-def test_a_ratio_of_less_than_a_thousandth_has_more_digits(small, large):
+def test_very_small_ratio_has_more_digits(small, large):
   assert int(small / preprocessing.find_ratio(small, large)) == large
 
 
-def test_what_a_hub_cannot_say_is_said():
+def test_crops_that_a_hub_cannot_express_are_noted():
   assert preprocessing.describe_crop_limits(said("resize", interpolation="bilinear"), True) == []
   assert "Pillow's box" in preprocessing.describe_crop_limits(said(), True)[0]
   assert "smooths" in preprocessing.describe_crop_limits(said("resize", interpolation="bicubic_aliased"), False)[0]
@@ -128,5 +128,5 @@ def test_what_a_hub_cannot_say_is_said():
   )
 
 
-def test_pixels_of_a_crop_grow_with_the_images():
+def test_crop_scales_with_the_image_size():
   assert preprocessing.scale_crop(said("centre", resize=256).crop, 224, 448).args["resize"] == 512

@@ -1,4 +1,4 @@
-"""vit_jax/importers/hub/preprocessor.py: images are those of the processors of Transformers, or the file is refused."""
+"""Tests that images match the processors of Transformers, and that unsupported processor files are errors."""
 
 import importlib
 
@@ -18,7 +18,7 @@ SQUARE = {"height": 224, "width": 224}
 
 
 def processor(config):
-  """The processor of Transformers that computes with Pillow, as it loads a file."""
+  """Returns the Pillow processor that Transformers loads from a config."""
   peers.transformers()
   name = config["image_processor_type"].removesuffix("ImageProcessor")
   module = importlib.import_module(f"transformers.models.{MODULES[name]}.image_processing_pil_{MODULES[name]}")
@@ -26,7 +26,7 @@ def processor(config):
 
 
 def ours(config, side=224):
-  """Our images of the same file."""
+  """Returns the image that vit_jax computes for the same config."""
   beside = preprocessor.read(config).image_metadata
   crop = schema.bind(beside.crop, (crops.TEST_CROPS[beside.crop.name],))
   cut = schema.make(crop, crops.TEST_CROPS, side)(IMAGE, None)
@@ -63,14 +63,14 @@ EXPRESSIBLE = {
 
 
 @pytest.mark.parametrize("name", EXPRESSIBLE)
-def test_a5_images_are_those_of_transformers(name):
+def test_images_match_transformers(name):
   config = EXPRESSIBLE[name]
   expected = processor(config)(IMAGE)["pixel_values"][0]
   np.testing.assert_allclose(ours(config), np.moveaxis(np.asarray(expected), 0, -1), rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", preprocessor.DEFAULTS)
-def test_a5_defaults_are_those_of_the_classes_of_transformers(kind):
+def test_defaults_match_the_classes_of_transformers(kind):
   transformers = peers.transformers()
   made = getattr(transformers, f"{kind}ImageProcessor")()
   for key, value in preprocessor.DEFAULTS[kind].items():
@@ -107,19 +107,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "says"), REFUSED, ids=[str(changes)[:60] for changes, _ in REFUSED])
-def test_a5_steps_that_are_not_built_are_refused_in_one_line(changes, says):
+def test_unsupported_steps_are_errors_of_one_line(changes, says):
   with pytest.raises(ConfigError) as error:
     preprocessor.read(VIT | changes)
   assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a5_a_factor_without_mean_and_std_is_refused():
+def test_rescale_factor_without_mean_and_std_is_an_error():
   with pytest.raises(ConfigError, match=r"images are multiplied by 0\.01, without image_mean and image_std. Add both"):
     preprocessor.read({"rescale_factor": 0.01})
   assert preprocessor.read({"do_normalize": False}).image_metadata.normalised == {"mean": (0,) * 3, "std": (1,) * 3}
 
 
-def test_a5_keys_that_are_not_read_are_listed():
+def test_unread_keys_are_listed():
   found = preprocessor.read(VIT | {"do_resize": False, "gamma": 2, "zoom": None, "device": "cpu"})
   assert found.image_metadata.crop == Choice("resize", {"interpolation": "bilinear"}) and found.side is None
   assert found.notes[0] == "preprocessor_config.json has keys that are not read: gamma"

@@ -1,4 +1,4 @@
-"""vit_jax/importers/hub/timm_arguments.py: what timm builds a ViT with, written, and read as the same model."""
+"""Tests that timm's arguments for a ViT are written, and read back as the same model."""
 
 import json
 
@@ -36,7 +36,7 @@ DESCRIBED = [
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("arguments", DESCRIBED, ids=lambda arguments: str(len(str(arguments))))
-def test_what_is_written_beside_weights_says_the_same_model(tmp_path, arguments):
+def test_written_arguments_describe_the_same_model(tmp_path, arguments):
   written, description, arrays = example("timm", "ViT-S/8", arguments, 32, 3)
   (config,) = hf_configs.create_sidecar_files(written, description, ImageMetadata()).values()
   (tmp_path / "config.json").write_text(json.dumps(config))
@@ -55,7 +55,7 @@ def test_what_is_written_beside_weights_says_the_same_model(tmp_path, arguments)
     ("eva02_tiny_patch14_224", 224, {}),
   ],
 )
-def test_a_published_name_needs_its_size_alone(name, image_size, arguments):
+def test_published_name_needs_only_its_image_size(name, image_size, arguments):
   assert timm_arguments.create_arguments(Description(Choice(name), image_size, 5)) == Choice(name, arguments)
 
 
@@ -64,13 +64,13 @@ def test_a_published_name_needs_its_size_alone(name, image_size, arguments):
   [
     {"norm": "rms"},
     {"rotary": Choice("axial", {"registers": 100.0}), "registers": 4},
-    {"rotary": modern.DINOV3, "eps": 1e-5},  # without layer scale, which its architecture has
-    {"mlp": "swiglu"},  # as above
+    {"rotary": modern.DINOV3, "eps": 1e-5},  # without the layer scale of its architecture
+    {"mlp": "swiglu"},  # without the layer scale of its architecture
     {"rotary": modern.EVA02, "gelu": "tanh"},
     {"pool": "seqpool"},
   ],
 )
-def test_what_timm_cannot_build_has_no_name(arguments):
+def test_model_that_timm_cannot_build_has_no_arguments(arguments):
   description = Description(Choice("ViT-S/8", ERF | {"layer_scale": None} | arguments), 32, 5)
   assert timm_arguments.create_arguments(description) is None
 
@@ -93,7 +93,7 @@ def test_what_timm_cannot_build_has_no_name(arguments):
     ),
   ],
 )
-def test_arguments_of_timm_say_what_turns(arguments, rotary):
+def test_timm_arguments_select_the_rotary_positions(arguments, rotary):
   assert timm_arguments.find_rotary(arguments) == rotary
 
 
@@ -109,6 +109,6 @@ def test_arguments_of_timm_say_what_turns(arguments, rotary):
     ({"use_rot_pos_emb": True, "rope_temperature": "hot"}, "rope_temperature='hot'"),
   ],
 )
-def test_what_no_model_here_turns_by_is_refused(arguments, says):
+def test_unsupported_rotary_arguments_are_errors(arguments, says):
   with pytest.raises(ConfigError, match=says):
     timm_arguments.find_rotary(arguments)

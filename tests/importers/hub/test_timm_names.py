@@ -1,4 +1,4 @@
-"""vit_jax/importers/hub/timm_names.py: what names of timm's architectures mean."""
+"""Tests of vit_jax/importers/hub/timm_names.py: sizes and families of timm's architecture names."""
 
 import pytest
 
@@ -12,13 +12,13 @@ from vit_jax.schema import Choice, ConfigError
   "name",
   ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch14_dinov2", "vit_wee_patch16_reg1_gap_256"],
 )
-def test_g_the_sizes_of_a_name_are_those_of_its_model(name):
+def test_sizes_of_a_name_match_its_model(name):
   facts = contradictions.collect_facts(Description(Choice(name), table.TABLE[name].image_size, 0), {})
   expected = timm_names.find_sizes({"architecture": name}, {})
   assert len(expected) == 5 and expected == {key: facts[key] for key in expected}
 
 
-def test_g_arguments_replace_the_hidden_width():
+def test_mlp_ratio_removes_the_hidden_width_of_the_name():
   assert "hidden" not in timm_names.find_sizes({"architecture": "vit_tiny_patch16_224"}, {"mlp_ratio": 4.0})
   assert (
     timm_names.find_sizes({}, {}) == timm_names.find_sizes({"architecture": "swin_tiny_patch4_window7_224"}, {}) == {}
@@ -27,7 +27,7 @@ def test_g_arguments_replace_the_hidden_width():
     timm_names.find_sizes({"architecture": 3}, {})
 
 
-def test_g_names_of_timm_have_the_family_of_their_module():
+def test_timm_names_have_the_family_of_their_module():
   peers.timm()
   from timm.models import list_models
 
@@ -50,5 +50,5 @@ def test_g_names_of_timm_have_the_family_of_their_module():
     ("", None),
   ],
 )
-def test_g_tags_and_hubs_in_names_do_not_count(name, family):
+def test_tags_and_hub_prefixes_of_names_are_ignored(name, family):
   assert timm_names.find_family(name) == family

@@ -1,4 +1,4 @@
-"""What config.json of DINOv2, DINOv3 and SigLIP say, and what is written."""
+"""Tests of reading and writing config.json of DINOv2, DINOv3 and SigLIP."""
 
 import json
 
@@ -25,7 +25,7 @@ MODELS = {
 
 
 def folder(path, model, changes=None):
-  """A folder as Transformers saves one, its config.json with changes; and the description that it is of."""
+  """Writes a folder like Transformers with a changed config.json, and returns the original description."""
   arguments, classes = MODELS[model]
   written, description, arrays = example("hf", "ViT-S/8", arguments, 32, classes)
   safetensors.numpy.save_file(layout.write(written, arrays, description), path / "model.safetensors")
@@ -35,7 +35,7 @@ def folder(path, model, changes=None):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_written_says_what_tensors_do_not(tmp_path, model):
+def test_written_config_contains_facts_that_tensors_do_not_show(tmp_path, model):
   wanted = folder(tmp_path, model).settings()
   found = importers.inspect(tmp_path).description
   words = ("head", "registers", "gelu", "norm.eps", "mlp", "attention.bias", "position.rotary", "position")
@@ -77,14 +77,14 @@ def test_what_is_written_says_what_tensors_do_not(tmp_path, model):
     ("siglip_classes", {"vision_config": {"hidden_size": 128, "num_attention_heads": 2}}, "width=128"),
   ],
 )
-def test_what_means_another_model_is_an_error(tmp_path, model, changes, says):
+def test_config_of_another_model_is_an_error(tmp_path, model, changes, says):
   folder(tmp_path, model, changes)
   with pytest.raises(ConfigError) as error:
     importers.inspect(tmp_path)
   assert says in str(error.value) and "config.json" in str(error.value)
 
 
-def test_coordinates_that_training_moves_are_those_of_the_config(tmp_path):
+def test_coordinate_augmentation_is_read_from_the_config(tmp_path):
   changes = {"pos_embed_shift": 0.1, "pos_embed_jitter": 1.5, "pos_embed_rescale": 2, "rope_theta": 50}
   folder(tmp_path, "dinov3", changes)
   turning = importers.inspect(tmp_path).description.settings()["position.rotary"].args
@@ -113,7 +113,7 @@ def test_coordinates_that_training_moves_are_those_of_the_config(tmp_path):
     ("siglip", {"eps": 1e-6, "gelu": "tanh", "heads": 12}),
   ],
 )
-def test_what_a_config_leaves_out_is_as_transformers_takes_it(tmp_path, kind, said):
+def test_missing_keys_have_the_defaults_of_transformers(tmp_path, kind, said):
   (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
   found = metadata.read_hints(tmp_path / "model.safetensors")["stated"]
   assert said.items() <= found.items()

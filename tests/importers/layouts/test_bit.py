@@ -1,4 +1,4 @@
-"""The two layouts of BiT's files."""
+"""Tests of the two layouts of BiT files."""
 
 import re
 
@@ -13,14 +13,14 @@ from vit_jax.schema import Choice
 
 
 class Shape:
-  """A tensor of which only the shape may be read."""
+  """A tensor that has only a shape."""
 
   def __init__(self, shape):
     self.shape = shape
 
 
 def tensors(chosen, description):
-  """Random tensors of a file of this layout."""
+  """Returns random parameters, and the tensors of their file in this layout."""
   rng = np.random.default_rng(0)
   arrays = {path: rng.standard_normal(shape, np.float32) for path, shape in layout.compute_shapes(description).items()}
   return arrays, layout.write(chosen, arrays, description)
@@ -37,7 +37,7 @@ def tensors(chosen, description):
     ("R26x1", {"width_factor": 0.5, "stages": (2, 1)}, 0, 3),
   ],
 )
-def test_a_file_says_what_it_holds_and_gives_it_back(chosen, name, arguments, classes, channels):
+def test_file_is_described_and_read_back(chosen, name, arguments, classes, channels):
   described = models.Description(Choice(name, arguments), 160, classes, channels)
   arrays, file = tensors(chosen, described)
   shapes = {name: Shape(tensor.shape) for name, tensor in file.items()}
@@ -49,7 +49,7 @@ def test_a_file_says_what_it_holds_and_gives_it_back(chosen, name, arguments, cl
     np.testing.assert_array_equal(back[path], array, err_msg=path)
 
 
-def test_published_sizes_are_found_by_name_and_224_is_assumed():
+def test_published_sizes_are_recognised_with_224_pixels():
   for name, (factor, stages) in published.SIZES.items():
     shapes = {
       "root_block/conv_root/kernel": Shape((7, 7, 3, 64 * factor)),
@@ -61,7 +61,7 @@ def test_published_sizes_are_found_by_name_and_224_is_assumed():
     assert importer.LAYOUTS[0].describe(shapes, {}) == models.Description(Choice(name, {}), 224, 21843, 3)
 
 
-def test_names_are_those_of_the_two_codes():
+def test_tensor_names_match_the_two_original_codes():
   _, one = tensors(importer.LAYOUTS[0], models.Description(Choice("R50x1", {"stages": (12,)}), 32, 5, 3))
   assert one["block1/unit12/gn3/scale"].shape == (1, 1, 1, 64)
   assert one["block1/unit01/conv_proj/kernel"].shape == (1, 1, 64, 256)
@@ -73,7 +73,7 @@ def test_names_are_those_of_the_two_codes():
   assert len(one) == len(two)
 
 
-def test_numbers_of_convolutions_are_dropped():
+def test_numbers_in_convolution_names_are_removed():
   chosen = importer.LAYOUTS[1]
   described = models.Description(Choice("R26x1", {"stages": (2, 1)}), 224, 5, 3)
   _, file = tensors(chosen, described)

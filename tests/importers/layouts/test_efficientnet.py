@@ -1,4 +1,4 @@
-"""EfficientNet in timm's names."""
+"""Tests of EfficientNet files with timm's names."""
 
 import functools
 
@@ -18,7 +18,7 @@ SHRUNK = {"width_factor": 0.3, "stages": (2, 1, 2)}
 
 @functools.cache
 def parameters(size):
-  """{path: shape} of a published size, which takes seconds to make."""
+  """Returns {path: shape} of a published size. This takes seconds."""
   return {path: leaf.shape for path, leaf in modules.shapes(f"efficientnet_{size}").items()}
 
 
@@ -27,7 +27,7 @@ def described(model_name, **arguments):
 
 
 def tensors_of(description, ours=None):
-  """Shapes of the tensors of a file, and one of the counters that a file has beside them."""
+  """Returns the shapes of a file's tensors, and one of the counters that files also contain."""
   entries = layout.list_entries(importers.find_layout(description, "timm"), ours or layout.compute_shapes(description))
   found = {entry.name: jax.ShapeDtypeStruct(entry.shape, np.float32) for entry in entries}
   return found | {"bn1.num_batches_tracked": jax.ShapeDtypeStruct((), np.int64)}
@@ -57,7 +57,7 @@ def test_every_published_file_is_recognised(name):
     {"stages": (1, 2, 2, 3, 3, 4, 2)},
   ],
 )
-def test_other_sizes_are_recognised_by_their_shapes(arguments):
+def test_unpublished_sizes_are_recognised_by_their_shapes(arguments):
   given = Description(Choice("tf_efficientnet_b0", arguments | {"eps": 0.01}), 32, 0, 1)
   found = importers.recognise(tensors_of(given), {"name": "timm/tf_efficientnet", "norm_eps": 0.01}).description
   assert (found.model.name, found.classes, found.channels) == ("tf_efficientnet_b0", 0, 1)
@@ -65,7 +65,7 @@ def test_other_sizes_are_recognised_by_their_shapes(arguments):
   assert layout.compute_shapes(found) == layout.compute_shapes(given)
 
 
-def test_a_file_written_and_read_is_the_same_model():
+def test_written_file_is_read_back_as_the_same_model():
   given = described("efficientnet_b0")
   ours = {
     path: np.random.default_rng(0).standard_normal(shape, np.float32)
@@ -81,7 +81,7 @@ def test_a_file_written_and_read_is_the_same_model():
     np.testing.assert_array_equal(arrays[path], value, err_msg=path)
 
 
-def test_widths_of_no_efficientnet_are_an_error():
+def test_impossible_widths_are_an_error():
   tensors = tensors_of(described("efficientnet_b0"))
   tensors["conv_stem.weight"] = jax.ShapeDtypeStruct((800, 3, 3, 3), np.float32)
   with pytest.raises(ConfigError, match=r"widths .800, 8, 8, 16, 384. of stem, stages and top"):
@@ -89,7 +89,7 @@ def test_widths_of_no_efficientnet_are_an_error():
 
 
 @pytest.mark.parametrize("missing", ["blocks.0.0.se.conv_reduce.weight", "bn2.weight", "blocks.0.0.conv_dw.weight"])
-def test_relatives_with_other_parts_are_not_recognised(missing):
+def test_related_networks_with_missing_tensors_are_not_recognised(missing):
   tensors = tensors_of(described("efficientnet_b0"))
   del tensors[missing]
   with pytest.raises(ConfigError, match="no known model"):

@@ -1,4 +1,4 @@
-"""vit_jax/importers/layouts/published_sizes.py: the nearest published size, and what differs from it."""
+"""Tests that find the nearest published size of a model, and the sizes that differ from it."""
 
 import pytest
 
@@ -12,10 +12,10 @@ SIZES = {"a": (8, 2), "b": (16, 4), "c": (24, 4)}
   [
     ((16, 4), ("b", {})),
     ((16, 5), ("b", {"depth": 5})),
-    ((20, 4), ("b", {"width": 20})),  # two sizes are as near, the first one counts
+    ((20, 4), ("b", {"width": 20})),  # two sizes are equally near: the first one is chosen
     ((23, 4), ("c", {"width": 23})),
     ((9, 3), ("a", {"width": 9, "depth": 3})),
   ],
 )
-def test_a_size_that_no_table_has_is_the_nearest_one_with_overrides(values, expected):
+def test_unpublished_size_is_the_nearest_size_with_overrides(values, expected):
   assert published_sizes.find_nearest_size(SIZES, values, ("width", "depth")) == expected

@@ -1,4 +1,4 @@
-"""Swin's files by timm's names and Microsoft's."""
+"""Tests of Swin files with timm's and Microsoft's names."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ LAYOUT = importer.LAYOUTS[0]
 
 
 def written():
-  """(tensors, parameters by path) of a small model under timm's names."""
+  """Returns tensors by timm's names, parameters by path, and the description of a small model."""
   arguments = {key: SIZE[key] for key in ("width", "depths", "heads", "window")}
   description = models.Description(schema.Choice(TINY, arguments), 24, 5)
   rng = np.random.default_rng(0)
@@ -26,17 +26,17 @@ def written():
   return layout.write(LAYOUT, arrays, description), arrays, description
 
 
-def test_what_is_written_describes_itself_and_is_read_again():
+def test_written_tensors_are_described_and_read_back():
   tensors, arrays, description = written()
   assert LAYOUT.recognises(tensors)
-  # Without a hint the map of the last stage is one window.
+  # Without a hint, the map of the last stage is assumed to be one window.
   assert LAYOUT.describe(tensors, {}) == description
   assert LAYOUT.describe(tensors, {"image_size": 48}).image_size == 48
   found = layout.read(LAYOUT, tensors, description)
   assert set(found) == set(arrays) and all(np.array_equal(found[path], arrays[path]) for path in arrays)
 
 
-def test_microsofts_names_and_computed_tensors_mean_the_same():
+def test_files_with_microsofts_names_and_buffers_give_the_same_model():
   tensors, arrays, description = written()
   theirs = {name.replace("head.fc", "head").replace("layers.1.down", "layers.0.down"): t for name, t in tensors.items()}
   assert "head.weight" in theirs and "layers.0.downsample.reduction.weight" in theirs
@@ -49,7 +49,7 @@ def test_microsofts_names_and_computed_tensors_mean_the_same():
   assert all(np.array_equal(found[path], arrays[path]) for path in arrays)
 
 
-def test_packed_rows_are_query_key_value_by_head():
+def test_packed_rows_contain_query_key_and_value_by_head():
   tensors, arrays, _ = written()
   packed = tensors["layers.1.blocks.0.attn.qkv.weight"]
   for i, part in enumerate(("query", "key", "value")):

@@ -1,4 +1,4 @@
-"""vit_jax/importers/layouts/swin_hf.py: Swin of Hugging Face besides its rows, whose round trip is in test_layout."""
+"""Tests of Hugging Face's Swin files: names, configs and errors. The round trip of the table is in test_layout."""
 
 import json
 
@@ -26,14 +26,14 @@ def same(tensors, arrays):
   return back.keys() == arrays.keys() and all(np.array_equal(back[path], arrays[path]) for path in arrays)
 
 
-def test_merging_belongs_to_the_stage_before_it():
+def test_downsampling_belongs_to_the_previous_stage():
   tensors, _, arrays = tensors_of()
   reduction = tensors["swin.encoder.layers.0.downsample.reduction.weight"]
   np.testing.assert_array_equal(reduction.T, arrays["stages/1/downsample/reduction/kernel"])
   assert not any(".layers.1.downsample." in name for name in tensors)
 
 
-def test_a5_indices_of_older_files_and_names_without_a_head_are_read():
+def test_index_tensors_of_older_files_and_other_prefixes_are_accepted():
   tensors, _, arrays = tensors_of()
   index = {"swin.encoder.layers.0.blocks.0.attention.self.relative_position_index": np.zeros((49, 49), np.int64)}
   assert same(tensors | index, arrays)
@@ -50,7 +50,7 @@ def in_folder(folder, **changes):
   return folder
 
 
-def test_a5_the_config_gives_the_image_size_and_the_names_of_classes(tmp_path):
+def test_config_gives_the_image_size_and_the_class_names(tmp_path):
   found = importers.inspect(in_folder(tmp_path, id2label={"0": "cat", "1": "dog", "2": "owl"}, label2id={}))
   assert found.description.image_size == 56 and found.image_metadata.labels == ("cat", "dog", "owl")
 
@@ -67,11 +67,11 @@ def test_a5_the_config_gives_the_image_size_and_the_names_of_classes(tmp_path):
     ("image_size", "56"),
   ],
 )
-def test_a5_a_config_of_another_model_is_refused(tmp_path, key, value):
+def test_config_of_another_model_is_an_error(tmp_path, key, value):
   with pytest.raises(ConfigError, match=rf"config\.json: {key} is "):
     importers.inspect(in_folder(tmp_path, **{key: value}))
 
 
-def test_layouts_of_swin_are_timms_and_hugging_faces():
+def test_swin_has_the_layouts_timm_and_hf():
   _, description, _ = tensors_of()
   assert {one.name for one in importers.find_layouts(description)} == {"timm", "hf"}

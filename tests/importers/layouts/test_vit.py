@@ -1,4 +1,4 @@
-"""What shapes and hints say of a Vision Transformer, however its tensors are named."""
+"""Tests that infer a Vision Transformer from shapes and hints, independent of tensor names."""
 
 import numpy as np
 import pytest
@@ -11,16 +11,16 @@ from vit_jax.schema import Choice, ConfigError
 @pytest.mark.parametrize(
   ("rows", "image_size", "usually", "counted"),
   [
-    (17, None, False, True),  # 16 is a square
+    (17, None, False, True),  # 16 is a square number
     (16, None, True, False),
-    (15, None, True, True),  # neither 14 nor 15 is one
+    (15, None, True, True),  # neither 14 nor 15 is a square number
     (15, None, False, False),
     (16, (24, 40), False, True),  # 15 patches of 8 pixels
     (16, (32, 32), True, False),
-    (17, (64, 64), False, True),  # a size that fits neither way decides nothing
+    (17, (64, 64), False, True),  # a size that fits neither way is ignored
   ],
 )
-def test_the_row_of_the_class_token_is_found_by_image_size_then_squares(rows, image_size, usually, counted):
+def test_class_token_row_is_detected_by_image_size_then_squares(rows, image_size, usually, counted):
   table = np.zeros((1, rows, 4), np.float32)
   assert vit.has_token_rows(table, 1, 8, {"image_size": image_size}, usually) == counted
   tensors = vit.add_token_rows(
@@ -29,7 +29,7 @@ def test_the_row_of_the_class_token_is_found_by_image_size_then_squares(rows, im
   assert tensors["table"].shape == (1, rows + (not counted), 4)
 
 
-def test_a_folded_token_is_the_same_input_to_the_blocks():
+def test_folded_token_gives_the_blocks_the_same_input():
   rng = np.random.default_rng(0)
   token, table = rng.standard_normal((1, 1, 4)), rng.standard_normal((1, 6, 4))
   patches = rng.standard_normal((1, 5, 4))
@@ -42,15 +42,15 @@ def test_a_folded_token_is_the_same_input_to_the_blocks():
   ("hints", "heads"),
   [({}, 6), ({"heads": 8}, 8), ({"heads": 8, "width": 384}, 8), ({"heads": 8, "width": 192}, 6)],
 )
-def test_heads_are_those_of_the_hint_for_this_width_else_of_the_published_size(hints, heads):
+def test_heads_come_from_a_matching_hint_or_the_published_size(hints, heads):
   assert vit.find_heads(384, 12, 1536, hints) == heads
 
 
-def test_heads_of_no_published_width_are_64_wide():
+def test_unpublished_width_has_heads_of_width_64():
   assert vit.find_heads(320, 2, 7, {}) == 5
 
 
-def test_what_is_as_in_the_name_is_left_out_of_a_description():
+def test_description_omits_values_that_the_name_implies():
   table, bias = np.zeros((1, 197, 384)), np.zeros(1000)
   common = {"table": table, "classes": bias, "hints": {}, "leading": 1}
   described = vit.describe_vit((16, 16, 3, 384), (384, 12, 6, 1536), **common)
@@ -59,7 +59,7 @@ def test_what_is_as_in_the_name_is_left_out_of_a_description():
   assert other.model == Choice("ViT-S/16", {"gelu": "erf", "registers": 4, "depth": 11})
 
 
-def test_a_table_of_no_square_needs_the_image_size():
+def test_table_that_is_not_a_square_needs_the_image_size():
   arguments = {"classes": None, "leading": 1}
   shape = (16, 16, 3, 384), (384, 12, 6, 1536), np.zeros((1, 7, 384))
   with pytest.raises(ConfigError, match="6 patches, which do not form a square"):

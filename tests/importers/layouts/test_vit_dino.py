@@ -1,4 +1,4 @@
-"""vit_jax/importers/layouts/vit_dino.py: files of DINOv2 and DINOv3, whose round trip is in test_layout."""
+"""Tests of the original files of DINOv2 and DINOv3. The round trip of the tables is in test_layout."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def outputs(description, arrays):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("registers", "mlp", "chunk"), [(0, "gelu", None), (4, "swiglu", None), (4, "gelu", 1)])
-def test_files_of_dinov2_give_the_features_of_timms(registers, mlp, chunk):
+def test_dinov2_files_give_the_same_features_as_timm_files(registers, mlp, chunk):
   description, arrays, tensors = originals.dinov2(registers, mlp, chunk)
   found = importers.recognise(tensors, {"heads": 2})
   assert (found.layout.name, found.description.settings()["position"]) == ("dinov2", "learned")
@@ -31,7 +31,7 @@ def test_files_of_dinov2_give_the_features_of_timms(registers, mlp, chunk):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("qkv_bias", "mlp"), [("query_value", "gelu"), ("none", "swiglu")])
-def test_files_of_dinov3_give_the_features_of_timms(qkv_bias, mlp):
+def test_dinov3_files_give_the_same_parameters_as_timm_files(qkv_bias, mlp):
   description, arrays, tensors = originals.dinov3(qkv_bias, mlp)
   found = importers.recognise(tensors | {"local_cls_norm.weight": np.ones(64, np.float32)}, {"heads": 2})
   assert (found.layout.name, found.description.settings()["norm.eps"]) == ("dinov3", 1e-5)
@@ -50,7 +50,7 @@ def test_files_of_dinov3_give_the_features_of_timms(qkv_bias, mlp):
 
 
 @pytest.mark.parametrize("registers", [0, 4])
-def test_a_file_of_ours_is_read_as_its_code_has_it_and_comes_back_bit_by_bit(registers):
+def test_exported_file_is_read_back_bit_by_bit(registers):
   arguments = originals.ERF | {"layer_scale": 1e-4, "registers": registers, "position": "learned_patches"}
   description, arrays, tensors = originals.timm(arguments, 0)
   theirs = importers.export_tensors(arrays, description, "dinov2")
@@ -60,14 +60,14 @@ def test_a_file_of_ours_is_read_as_its_code_has_it_and_comes_back_bit_by_bit(reg
   assert all(np.array_equal(again[name], array) for name, array in tensors.items())
 
 
-def test_a_mask_that_leaves_keys_a_bias_is_refused():
+def test_mask_that_keeps_the_bias_of_keys_is_an_error():
   _, _, tensors = originals.dinov3("query_value", "gelu")
   tensors["blocks.0.attn.qkv.bias_mask"] = np.ones(192, np.float32)
   with pytest.raises(ConfigError, match=r"blocks.0.attn.qkv.bias: expected a mask of zeros and ones"):
     importers.recognise(tensors, {"heads": 2}).read()
 
 
-def test_what_their_code_has_not_is_refused():
+def test_models_that_dinov3_cannot_express_are_errors():
   description, arrays, _ = originals.timm(originals.DINOV3 | {"qkv_bias": "none"}, 3)
   with pytest.raises(ConfigError, match=r"'dinov3' cannot store head/"):
     importers.export_tensors(arrays, description, "dinov3")

@@ -1,4 +1,4 @@
-"""vit_jax/importers/layouts/vit_eva.py: timm's class of EVA besides its rows, whose round trip is in test_layout."""
+"""Tests of files of timm's EVA class: rotary positions and norms. The round trip of the table is in test_layout."""
 
 import numpy as np
 import pytest
@@ -24,14 +24,14 @@ GAP = {"pool": "gap", "class_token": True}
     (EVA02 | {"rotary": modern.Choice("none")}, modern.Choice("none")),
   ],
 )
-def test_rotary_positions_are_told_by_what_else_is_in_a_file(arguments, rotary):
+def test_rotary_positions_are_inferred_from_the_tensors(arguments, rotary):
   written, description, arrays = example("timm", "ViT-S/8", arguments, 32, 0)
   found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "image_size": 32})
   there = found.description.settings()["position.rotary"]
   assert there.name == rotary.name and there.args.items() >= rotary.args.items()
 
 
-def test_pairs_of_neighbours_are_half_a_head_apart_here():
+def test_neighbouring_channel_pairs_are_split_by_half_a_head():
   written, description, arrays = example("timm", "ViT-S/8", TURNED | {"position": "none"}, 32, 3)
   tensors = layout.write(written, arrays, description)
   theirs = tensors["blocks.0.attn.qkv.weight"].reshape(3, 2, 32, 64)  # query, key, value; heads; channels; inputs
@@ -44,7 +44,7 @@ def test_pairs_of_neighbours_are_half_a_head_apart_here():
   )
 
 
-def test_frequencies_of_all_layers_are_one_tensor():
+def test_frequencies_of_all_layers_are_stored_in_one_tensor():
   written, description, arrays = example("timm", "ViT-S/8", TURNED | {"rotary": modern.MIXED}, 32, 3)
   whole = layout.write(written, arrays, description)["rope.freqs"]
   assert whole.shape == (2, 2, 2, 16)
@@ -52,7 +52,7 @@ def test_frequencies_of_all_layers_are_one_tensor():
 
 
 @pytest.mark.parametrize(("name", "order"), [("eva02_enormous_patch14_clip_224", "post"), ("model.safetensors", "pre")])
-def test_where_norms_are_is_told_by_the_name(name, order):
+def test_order_of_norms_is_inferred_from_the_model_name(name, order):
   arguments = EVA02 | {"rotary": modern.Choice("none")}
   written, description, arrays = example("timm", "ViT-S/8", arguments, 32, 3)
   found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "name": name})

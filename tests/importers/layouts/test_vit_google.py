@@ -1,4 +1,4 @@
-"""vit_jax/importers/layouts/vit_google.py: generations of names in Google's files; round trips are in test_layout."""
+"""Tests of the generations of names in Google's files. The round trips of the tables are in test_layout."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from vit_jax.schema import Choice
 
 
 @pytest.mark.parametrize("prefix", ["params/", "opt/target/", "params/img/", "img/"])
-def test_prefixes_of_google_and_what_stands_beside_them_are_left_out(prefix):
+def test_prefixes_of_google_and_other_tensors_are_omitted(prefix):
   written, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"pool": "map"}, 32, 0)
   tensors = {prefix + name: array for name, array in layout.write(written, arrays, description).items()}
   if "img" in prefix:
@@ -21,7 +21,7 @@ def test_prefixes_of_google_and_what_stands_beside_them_are_left_out(prefix):
   assert found.read().keys() == arrays.keys()
 
 
-def test_scanned_stacks_of_big_vision_are_taken_apart():
+def test_scanned_stacks_of_big_vision_are_unstacked():
   written, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"pool": "gap"}, 32, 3)
   tensors = layout.write(written, arrays, description)
   stacked = {name: array for name, array in tensors.items() if "encoderblock_" not in name}
@@ -33,7 +33,7 @@ def test_scanned_stacks_of_big_vision_are_taken_apart():
     np.testing.assert_array_equal(back[path], array, err_msg=path)
 
 
-def test_very_old_attention_pooling_stands_at_the_top():
+def test_oldest_names_of_attention_pooling_have_no_prefix():
   written, description, arrays = example("big_vision", "ViT-S/8", SMALL | {"pool": "map"}, 32, 3)
   tensors = layout.write(written, arrays, description)
   old = {name.removeprefix("MAPHead_0/"): array for name, array in tensors.items()}
@@ -41,7 +41,7 @@ def test_very_old_attention_pooling_stands_at_the_top():
   np.testing.assert_array_equal(back["pool/probe"], arrays["pool/probe"])
 
 
-def test_newer_names_of_vit_jax_are_read_and_the_published_ones_written():
+def test_newer_names_of_vit_jax_are_read_and_published_names_written():
   written, description, arrays = example("vit_jax", "ViT-S/8", SMALL, 32, 3)
   tensors = layout.write(written, arrays, description)
   assert "Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel" in tensors
@@ -56,7 +56,7 @@ def test_newer_names_of_vit_jax_are_read_and_the_published_ones_written():
     np.testing.assert_array_equal(back[path], array, err_msg=path)
 
 
-def test_a_class_token_of_big_vision_gets_a_place_of_zeros_and_loses_it_again():
+def test_big_vision_class_token_gets_and_loses_a_zero_position():
   written, description, arrays = example("big_vision", "ViT-S/8", SMALL, 32, 3)
   arrays["position/table"][0] = 0
   tensors = layout.write(written, arrays, description)
@@ -83,7 +83,7 @@ def test_every_generation_of_position_tables_is_read(place, counted):
   np.testing.assert_array_equal(back["cls"], arrays["cls"])
 
 
-def test_a_token_that_is_folded_in_keeps_its_bits_where_its_place_is_zero():
+def test_folding_a_zero_position_keeps_the_bits_of_the_token():
   cls, table = np.full((1, 1, 2), -0.0, np.float32), np.zeros((1, 4, 2), np.float32)
   folded, rest = vit.fold_token(cls, table)
   assert np.signbit(folded).all() and rest.shape == (1, 3, 2)
@@ -98,7 +98,7 @@ def test_hybrids_of_any_stages_are_described(stages):
   assert layout.compute_shapes(found.description) == layout.compute_shapes(description)
 
 
-def test_the_published_hybrid_is_known_by_its_name():
+def test_published_hybrid_is_recognised_under_its_name():
   description = Description(Choice("R26+S/32", {"depth": 2}), 64, 3)
   _, _, arrays = example("vit_jax", "R26+S/32", {"depth": 2}, 64, 3)
   found = importers.recognise(importers.export_tensors(arrays, description, "vit_jax"))

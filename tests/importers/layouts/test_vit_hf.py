@@ -1,4 +1,4 @@
-"""vit_jax/importers/layouts/vit_hf.py: Hugging Face besides its rows, whose round trip is in test_layout."""
+"""Tests of Hugging Face's ViT files without a head. The round trip of the table is in test_layout."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""EVA-02, rope-vit, DeiT III and ViT-5, whose round trip is in test_layout."""
+"""Tests of the original files of EVA-02, rope-vit, DeiT III and ViT-5. The round trips are in test_layout."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from vit_jax.importers import layout
 
 
 def same(found, description, arrays):
-  """Whether what was recognised is the described model with these parameters, number by number."""
+  """Checks that the recognised file has this description and exactly these parameters."""
   back = found.read()
   assert originals.shown(found.description) == originals.shown(description)
   assert back.keys() == arrays.keys()
@@ -20,7 +20,7 @@ def same(found, description, arrays):
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
-def test_files_of_eva02_hold_the_parameters_of_timms(normed, masked):
+def test_eva02_files_give_the_same_parameters_as_timm_files(normed, masked):
   description, arrays, tensors = originals.eva02(normed, masked)
   found = importers.recognise(tensors, {"heads": 2})
   assert found.layout.name == "eva02"
@@ -28,7 +28,7 @@ def test_files_of_eva02_hold_the_parameters_of_timms(normed, masked):
   assert bool(found.notes) == masked
 
 
-def test_files_of_rope_vit_hold_the_parameters_of_timms():
+def test_rope_vit_files_give_the_same_parameters_as_timm_files():
   description, arrays, tensors = originals.rope_vit()
   found = importers.recognise(tensors, {"heads": 2})
   assert found.layout.name == "rope_vit"
@@ -48,7 +48,7 @@ def test_files_of_rope_vit_hold_the_parameters_of_timms():
     ("rope_axial_ape_deit_small_patch16_LS", "timm", "axial", False),
   ],
 )
-def test_deit3_and_rope_vit_with_a_table_are_told_by_the_name_of_the_file(name, which, rotary, noted):
+def test_file_name_distinguishes_deit3_from_rope_vit_with_a_table(name, which, rotary, noted):
   arguments = ERF | {"layer_scale": 1e-4, "position": "learned_patches"}
   written, description, arrays = example("deit3", "ViT-S/8", arguments, 32, 3)
   tensors = layout.write(written, arrays, description)
@@ -58,12 +58,12 @@ def test_deit3_and_rope_vit_with_a_table_are_told_by_the_name_of_the_file(name, 
   assert any("rope-vit with fixed frequencies" in note for note in found.notes) == noted
 
 
-def test_files_of_vit5_have_the_frequencies_of_both_temperatures_in_every_block():
+def test_vit5_files_have_both_frequency_tables_in_every_block():
   written, description, arrays = example("vit5", "ViT-S/8", VIT5 | {"qkv_bias": "none", "qk_norm": "rms"}, 32, 3)
   tensors = layout.write(written, arrays, description)
   for name, theta in (("rope", 10_000), ("rope_reg", 100)):
     found = tensors[f"blocks.1.attn.{name}.freqs"]
     np.testing.assert_allclose(found, theta ** (-np.arange(0, 16, 2) / 16), rtol=1e-6)
-  # Their pairs of channels are neighbours, ours half a head apart.
+  # In ViT-5, the channels of a pair are neighbours. In vit_jax they are half a head apart.
   norm = tensors["blocks.0.attn.q_norm.weight"]
   np.testing.assert_array_equal(arrays["blocks/0/attention/query_norm/scale"], np.concatenate([norm[::2], norm[1::2]]))

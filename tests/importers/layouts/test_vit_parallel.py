@@ -1,4 +1,4 @@
-"""vit_jax/importers/layouts/vit_parallel.py: blocks with both branches at once, whose round trip is in test_layout."""
+"""Tests of files with parallel blocks. The round trip of the table is in test_layout."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from vit_jax import importers
 from vit_jax.importers import layout
 
 
-def test_the_matrix_in_front_has_the_mlp_then_query_key_and_value():
+def test_input_matrix_contains_the_mlp_then_query_key_and_value():
   arguments = ERF | {"norm_order": "parallel", "layer_scale": 1e-4}
   written, description, arrays = example("timm", "ViT-S/8", arguments, 32, 3)
   tensors = layout.write(written, arrays, description)

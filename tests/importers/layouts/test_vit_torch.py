@@ -1,4 +1,4 @@
-"""vit_jax/importers/layouts/vit_torch.py: timm besides its rows, whose round trip is in test_layout."""
+"""Tests of timm's ViT files: position tables, registers and hints. The round trip of the table is in test_layout."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from vit_jax.importers import layout
 from vit_jax.schema import ConfigError
 
 
-def test_deit_3_has_places_for_patches_only_here_and_there():
+def test_deit3_position_table_has_rows_for_patches_only():
   written, description, arrays = example("timm", "ViT-S/8", SMALL | {"layer_scale": 1e-4}, 32, 3)
   arrays["position/table"][0] = 0
   tensors = layout.write(written, arrays, description)
@@ -19,14 +19,14 @@ def test_deit_3_has_places_for_patches_only_here_and_there():
   assert found.description.settings()["position"] == "learned_patches"
   np.testing.assert_array_equal(found.read()["position/table"], arrays["position/table"][1:])
   assert found.description.arguments()["layer_scale"] > 0
-  # A file of ours says that its model has a row for the class token.
+  # A file that vit_jax exports states that its model has a row for the class token.
   ours = importers.recognise(tensors, {"description": description.to_json()})
   assert ours.description == description
   np.testing.assert_array_equal(ours.read()["position/table"], arrays["position/table"])
 
 
 @pytest.mark.parametrize(("size", "pool"), [((24, 40), "cls"), ((32, 48), "cls"), ((16, 56), "distilled")])
-def test_oblong_grids_that_look_like_squares_are_told_by_the_image_size(size, pool):
+def test_image_size_distinguishes_rectangular_grids_from_squares(size, pool):
   written, description, arrays = example("timm", "ViT-S/8", SMALL | {"pool": pool}, size, 3)
   found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "image_size": list(size)})
   assert found.description.image_size == size
@@ -42,14 +42,14 @@ def test_oblong_grids_that_look_like_squares_are_told_by_the_image_size(size, po
     ("model.safetensors", "erf"),
   ],
 )
-def test_the_few_names_of_timm_with_the_tanh_form_are_known(name, gelu):
+def test_timm_names_with_the_tanh_gelu_are_known(name, gelu):
   written, description, arrays = example("timm", "ViT-S/8", SMALL | {"pool": "map"}, 32, 0)
   found = importers.recognise(layout.write(written, arrays, description), {"heads": 2, "name": name})
   assert found.description.arguments()["gelu"] == gelu
 
 
 @pytest.mark.parametrize(("hint", "heads"), [({}, 1), ({"heads": 4}, 4)])
-def test_packed_heads_are_of_width_64_unless_said(hint, heads):
+def test_packed_heads_have_width_64_without_a_hint(hint, heads):
   written, description, arrays = example("timm", "ViT-S/8", SMALL, 32, 3)
   found = importers.recognise(layout.write(written, arrays, description), hint)
   assert layout.compute_shapes(found.description)["blocks/0/attention/query/kernel"] == (64, heads, 64 // heads)
@@ -60,7 +60,7 @@ REGISTERS = SMALL | {"gelu": "erf", "layer_scale": 1e-4, "registers": 3}
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("pool", ["cls", "gap"])
-def test_registers_are_timms_and_tables_then_have_rows_for_patches_only(pool):
+def test_files_with_registers_have_position_rows_for_patches_only(pool):
   written, description, arrays = example("timm", "ViT-S/8", REGISTERS | {"pool": pool}, 32, 3)
   tensors = layout.write(written, arrays, description)
   np.testing.assert_array_equal(tensors["reg_token"], arrays["registers"][None])
@@ -69,7 +69,7 @@ def test_registers_are_timms_and_tables_then_have_rows_for_patches_only(pool):
   assert (found.description.arguments()["registers"], found.description.arguments()["head"].name) == (3, pool)
   back = found.read()
   assert found.description.settings()["position"] == "learned_patches"
-  if pool == "cls":  # its position is part of the token
+  if pool == "cls":  # the token includes its position
     np.testing.assert_array_equal(back["cls"], arrays["cls"] + arrays["position/table"][0])
     np.testing.assert_array_equal(back["position/table"], arrays["position/table"][1:])
   images = modules.images(32, 2)
@@ -79,7 +79,7 @@ def test_registers_are_timms_and_tables_then_have_rows_for_patches_only(pool):
 
 
 def test_registers_may_have_positions():
-  # timm has rows for them in the table unless `no_embed_class` is set.
+  # timm's table has rows for registers unless `no_embed_class` is set.
   written, description, arrays = example("timm", "ViT-S/8", REGISTERS | {"position": "learned_all"}, 32, 3)
   tensors = layout.write(written, arrays, description)
   assert tensors["pos_embed"].shape == (1, 1 + 3 + 16, 64)
@@ -89,7 +89,7 @@ def test_registers_may_have_positions():
 
 
 @pytest.mark.parametrize("name", ["vit_jax", "big_vision", "hf"])
-def test_other_codes_have_no_place_for_registers(name):
+def test_other_layouts_cannot_store_registers(name):
   written, description, arrays = example(name, "ViT-S/8", SMALL | {"registers": 2}, 32, 3)
   with pytest.raises(ConfigError, match=f"'{name}' cannot store registers"):
     layout.write(written, arrays, description)

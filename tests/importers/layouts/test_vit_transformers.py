@@ -1,5 +1,4 @@
-"""DINOv2 and DINOv3 of Hugging Face besides their rows, whose round trip is in
-test_layout."""
+"""Tests of Hugging Face's DINOv2 and DINOv3 files. The round trips of their tables are in test_layout."""
 
 import numpy as np
 import pytest
@@ -16,33 +15,33 @@ def tensors_of(arguments, size=32):
 
 
 def same(tensors, arrays, hints=None):
-  """Whether tensors are read as these parameters."""
+  """Returns whether tensors are read as these parameters."""
   back = importers.recognise(tensors, {"heads": 2} | (hints or {})).read()
   return back.keys() == arrays.keys() and all(np.array_equal(back[path], arrays[path]) for path in arrays)
 
 
 @pytest.mark.parametrize("prefix", ["dinov2.", "dinov2_with_registers."])
-def test_dinov2_may_stand_inside_of_a_model_with_another_head(prefix):
+def test_dinov2_inside_of_a_model_with_a_head_is_read(prefix):
   tensors, _, arrays = tensors_of(MODERN | {"registers": 2})
   assert same({f"{prefix}{name}": tensor for name, tensor in tensors.items()}, arrays)
 
 
-def test_the_classifier_of_dinov2_is_refused_with_the_way_out():
+def test_dinov2_classifier_is_an_error_with_the_fix():
   tensors, _, _ = tensors_of(MODERN)
   tensors |= {"classifier.weight": np.zeros((3, 128), np.float32), "classifier.bias": np.zeros(3, np.float32)}
   with pytest.raises(ConfigError, match=r"class token and mean of the patches.*Convert the model without it"):
     importers.recognise({name if name.startswith("classifier") else f"dinov2.{name}": t for name, t in tensors.items()})
 
 
-def test_layers_of_dinov3_may_be_called_as_transformers_5_has_them_in_memory():
+def test_dinov3_layer_names_of_transformers_5_in_memory_are_read():
   tensors, _, arrays = tensors_of(HF_DINOV3)
   inside = {f"model.{name}" if name.startswith("layer.") else name: tensor for name, tensor in tensors.items()}
   assert inside.keys() != tensors.keys() and same(inside, arrays)
-  assert same({f"model.{name}": tensor for name, tensor in tensors.items()}, arrays)  # of a model with a head
+  assert same({f"model.{name}": tensor for name, tensor in tensors.items()}, arrays)  # prefix of a model with a head
 
 
 @pytest.mark.parametrize("arguments", [MODERN, GIANT | {"registers": 4}, HF_DINOV3, HF_DINOV3 | {"registers": 0}])
-def test_the_mask_token_is_written_as_transformers_initialises_it(arguments):
+def test_mask_token_is_written_as_zeros_like_in_transformers(arguments):
   tensors, _, arrays = tensors_of(arguments)
   token = tensors["embeddings.mask_token"]
   assert token.shape[-1] == 64 and token.ndim == (3 if "rotary" in arguments else 2) and not token.any()
@@ -50,21 +49,21 @@ def test_the_mask_token_is_written_as_transformers_initialises_it(arguments):
   assert same(tensors, arrays) and same(without, arrays)
 
 
-def test_the_gate_of_a_giant_is_in_front():
+def test_packed_mlp_of_a_giant_has_the_gate_first():
   tensors, _, arrays = tensors_of(GIANT)
   packed = np.concatenate([arrays[f"blocks/1/mlp/{part}/kernel"].T for part in ("gate", "up")])
   np.testing.assert_array_equal(tensors["encoder.layer.1.mlp.weights_in.weight"], packed)
 
 
 @pytest.mark.parametrize("arguments", [{"layer_scale": None}, {"registers": 4}, {}])
-def test_a_table_without_a_row_for_the_class_token_gets_one_and_is_read_as_it_was(arguments):
+def test_table_gets_a_zero_class_token_row_and_is_read_back(arguments):
   tensors, description, arrays = tensors_of(MODERN | {"position": "learned_patches"} | arguments)
   table = next(tensor for name, tensor in tensors.items() if name.endswith("position_embeddings"))
   assert table.shape == (1, 17, 64) and not table[:, 0].any()
   assert same(tensors, arrays, {"description": description.to_json()})
 
 
-def test_features_are_those_of_the_class_token_while_timms_are_the_mean():
+def test_hf_files_pool_the_class_token_and_timm_files_the_mean():
   tensors, description, arrays = tensors_of(HF_DINOV3 | {"pool": "gap", "class_token": True})
   assert importers.recognise(tensors, {"heads": 2}).description.settings()["head"] == "cls"
   timm = layout.write(importers.find_layout(description, "timm"), arrays, description)
@@ -72,7 +71,7 @@ def test_features_are_those_of_the_class_token_while_timms_are_the_mean():
   assert (found["head"], found["head.class_token"]) == ("gap", True)
 
 
-def test_a_bias_of_the_key_alone_is_no_model_here():
+def test_bias_of_keys_alone_is_an_error():
   tensors, _, _ = tensors_of(HF_DINOV3 | {"qkv_bias": "none"})
   tensors |= {f"layer.{i}.attention.k_proj.bias": np.zeros(64, np.float32) for i in range(2)}
   with pytest.raises(ConfigError, match=r"is not supported: key. Allowed: all, query and value, none"):
@@ -88,6 +87,6 @@ def test_a_bias_of_the_key_alone_is_no_model_here():
     (HF_DINOV3 | {"rotary": Choice("dinov3", {"normalise": "max"})}, 32, r"normalise=separate, but this model has max"),
   ],
 )
-def test_what_transformers_cannot_say_of_these_models_is_refused(arguments, size, says):
+def test_models_that_transformers_cannot_express_are_errors(arguments, size, says):
   with pytest.raises(ConfigError, match=says):
     tensors_of(arguments, size)
