@@ -43,7 +43,7 @@ def test_mae_file_is_read_without_decoder_and_mask_token(prefix):
   found = importers.recognise(under(prefix, BODY | training), HINTS)
   assert found.description.classes == 0
   assert same(found, {path: array for path, array in ARRAYS.items() if not path.startswith("head/")})
-  assert "left out, used only in training: mask_token" in found.notes
+  assert "used only in training: mask_token" in found.notes
   listed = next(note for note in found.notes if "not part of this model" in note).partition(": ")[2].split(", ")
   assert listed == [prefix + name for name in DECODER]
 
@@ -52,7 +52,7 @@ def test_mae_file_is_read_without_decoder_and_mask_token(prefix):
 def test_mask_tokens_are_omitted_and_listed(name):
   assert same(importers.recognise(RAW | {name: TOKEN["mask_token"]}, HINTS), ARRAYS)
   found = importers.recognise(RAW | {name: TOKEN["mask_token"]}, HINTS)
-  assert found.notes == [f"left out, used only in training: {name}"]
+  assert found.notes == [f"used only in training: {name}"]
   with pytest.raises(ConfigError, match=rf"left over \(1\): {name}s"):
     importers.recognise(RAW | {f"{name}s": TOKEN["mask_token"]}, HINTS).read()
 
@@ -72,7 +72,7 @@ def test_every_layout_omits_and_lists_a_mask_token(case, prefix):
   tensors = layout.write(written, arrays, description) | TOKEN
   heads = {"heads": 2} if case[1] == "ViT-S/8" else {}
   found = importers.recognise(under(prefix, tensors), heads | {"image_size": description.image_size})
-  assert same(found, arrays) and "left out, used only in training: mask_token" in found.notes
+  assert same(found, arrays) and "used only in training: mask_token" in found.notes
 
 
 def test_pooling_that_the_classifier_does_not_read_is_listed():

@@ -225,18 +225,31 @@ def read_lazily(layout: Layout, tensors: Tensors, description: Description) -> d
 
 
 def _to_ours(entry: TensorEntry, tensor: np.ndarray | Tensor) -> Any:
-  """Returns the parameters of a tensor. Values outside of float32, NaN and inf are errors."""
+  """Returns the parameters of a tensor."""
+  return rearrange(convert_to_float32(entry.name, tensor), entry.pattern, **entry.lengths)
+
+
+def convert_to_float32(name: str, tensor: np.ndarray | Tensor) -> np.ndarray:
+  """Returns the values of a tensor in float32.
+
+  Args:
+    name: name of the tensor in its file.
+    tensor: the tensor.
+
+  Raises:
+    ConfigError: if a value is NaN, infinite or outside of float32.
+  """
   array = np.asarray(tensor)
   with np.errstate(over="ignore"):
     single = array.astype(np.float32, copy=False)
   if single is not array and not np.array_equal(np.isinf(single), np.isinf(array)):
     largest = np.max(np.abs(array), where=np.isfinite(array), initial=0.0)
     raise ConfigError(
-      f"tensor {format_names([entry.name])} has values as large as {largest:.3g}. Allowed: up to "
+      f"tensor {format_names([name])} has values as large as {largest:.3g}. Allowed: up to "
       f"{np.finfo(np.float32).max:.3g}, the largest of float32. Write the file again without these values"
     )
-  finite.check_weights({f"tensor {format_names([entry.name])}": single})
-  return rearrange(single, entry.pattern, **entry.lengths)
+  finite.check_weights({f"tensor {format_names([name])}": single})
+  return single
 
 
 def _to_theirs(entry: TensorEntry, parts: Any) -> np.ndarray:

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.importers import averages, options, row_names
+from vit_jax.importers import averages, options, row_names, task_parameters
+from vit_jax.importers.formats.lazy_tensors import Tensor
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.schema import ConfigError, format_amount, show
 from vit_jax.schema.errors import format_names
@@ -36,10 +37,17 @@ _END = {".": ("weight", "bias"), "/": ("kernel", "bias")}
 
 
 class ChosenTensors(NamedTuple):
-  """The tensors of one model, by name without prefix, and notes for the user about the choice."""
+  """The tensors of one model.
+
+  Attributes:
+    tensors: tensors by name without prefix.
+    notes: notes for the user about the choice.
+    task: parameters of self-distillation next to the model, by path. See `task_parameters`.
+  """
 
   tensors: Tensors
   notes: list[str]
+  task: dict[str, Tensor]
 
 
 class _File(NamedTuple):
@@ -77,20 +85,26 @@ def choose_tensors(
   others = {name for root, names in trees.items() if root != chosen for name in names}
   _check_adapters(file.names[name] for name in file.tensors if name not in others)
   if not trees:
-    return ChosenTensors(tensors, [])
+    return ChosenTensors(tensors, [], {})
   own = set(trees[chosen])
   tree = _select_tensors(file, trees, chosen)
   outside = [name for name in file.tensors if name not in others | own]
   more = _find_outside_tensors(tree, outside, chosen, known(tree)[0])
-  left_out = [file.names[name] for name in outside if name not in more]
+  task = task_parameters.find_task_tensors(file.tensors, chosen)
+  of_task = {found.name for found in task.values()}
+  original = _find_original(file, chosen, trees[chosen])
+  left_out = [file.names[name] for name in outside if name not in more and name not in of_task]
   notes = [*_describe_removed(file, chosen, trees[chosen]), *_describe_others(file, trees, chosen, known)]
   if more:
     notes.append(f"read from outside of the prefix: {format_names(sorted(file.names[name] for name in more), 6)}")
   if left_out:
-    notes.append(
-      f"left out, not part of this model: {_format_names(left_out, _find_original(file, chosen, trees[chosen]))}"
-    )
-  return ChosenTensors(tree | {ours: file.tensors[name] for name, ours in more.items()}, notes)
+    notes.append(f"left out, not part of this model: {_format_names(left_out, original)}")
+  if task:
+    names = [file.names[name] for name in file.tensors if name in of_task]
+    parent = original[: original.rstrip(".").rfind(".") + 1]
+    notes.append(f"used only by self-distillation: {_format_names(names, parent)}")
+  whole = tree | {ours: file.tensors[name] for name, ours in more.items()}
+  return ChosenTensors(whole, notes, {path: found.value for path, found in task.items()})
 
 
 # Trees.

@@ -26,4 +26,7 @@ def find_unused(names: Sequence[str], untaken: str, more: Mapping[str, Sequence[
 
 def describe_unused(found: Mapping[str, Sequence[str]]) -> list[str]:
   """Returns one note for each reason that `find_unused` returned."""
-  return [f"left out, {reason}: {format_names(names, _LISTED)}" for reason, names in found.items()]
+  return [
+    f"{'' if reason == TRAINING else 'left out, '}{reason}: {format_names(names, _LISTED)}"
+    for reason, names in found.items()
+  ]

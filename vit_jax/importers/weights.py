@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax import checkpoints
 from vit_jax.config import extensions
-from vit_jax.importers import class_order, layout, position_tables, row_names, subtrees, surgery
+from vit_jax.importers import class_order, layout, position_tables, row_names, subtrees, surgery, task_parameters
 from vit_jax.importers.formats import containers
 from vit_jax.importers.formats.lazy_tensors import Tensor
 from vit_jax.importers.hub import contradictions, metadata
@@ -32,7 +32,8 @@ from vit_jax.storage import paths
 class RecognisedModel(NamedTuple):
   """A known model, with its tensors under the names of the layout's rows.
 
-  It also contains notes for the user, and the metadata of images and classes. The tensors may not have been read yet.
+  It also contains notes for the user, the metadata of images and classes, and parameters of self-distillation by path.
+  The tensors may not have been read yet.
   """
 
   layout: Layout
@@ -40,6 +41,7 @@ class RecognisedModel(NamedTuple):
   tensors: Tensors
   notes: list[str]
   image_metadata: ImageMetadata = ImageMetadata()
+  task: Mapping[str, Tensor] = {}
 
   def image_notes(self) -> list[str]:
     """Returns notes about the normalisation of the images for these weights, as flags for a config."""
@@ -92,7 +94,7 @@ def recognise(
   header = Description.from_json(hints["description"]) if "description" in hints else None
   if header:
     hints["image_size"] = header.image_size
-  tensors, taken = subtrees.choose_tensors(dict(tensors), _find_layouts, ema, prefix)
+  tensors, taken, task = subtrees.choose_tensors(dict(tensors), _find_layouts, ema, prefix)
   if odd := next(filter(re.compile(r"\d{5}").search, tensors), None):
     raise ConfigError(f"a tensor is named {show(odd)}, but no model has that many layers")
   for candidate in load_layouts():
@@ -110,7 +112,7 @@ def recognise(
       noted = contradictions.check(description, hints, candidate)
       image_metadata = metadata.merge_image_metadata(hints)
       notes = [*taken, *layout.describe_ignored(candidate, named, hints), *hints.get("notes", []), *noted]
-      return RecognisedModel(candidate, description, named, notes, image_metadata)
+      return RecognisedModel(candidate, description, named, notes, image_metadata, task)
     except ConfigError:
       raise
     except (KeyError, StopIteration) as error:
@@ -180,14 +182,15 @@ class Weights(NamedTuple):
     arrays: float32 parameters by path.
     notes: messages for the user about how the weights were read.
     classes: class names in the order of the outputs, or () if they are unknown.
-    task: parameters of the task of a workdir by path, such as a decoder or a projection head.
+    task: parameters of a task by path, such as a decoder or a projection head. Those of a file are read when their
+      values are used.
   """
 
   description: Description
   arrays: dict[str, np.ndarray]
   notes: list[str]
   classes: tuple[str, ...]
-  task: dict[str, np.ndarray]
+  task: Mapping[str, np.ndarray | Tensor]
 
 
 def read(
@@ -226,7 +229,8 @@ def read(
   recognised = inspect(path, hints, likely, ema, prefix)
   try:
     notes = [*recognised.notes, *recognised.image_notes()]
-    return Weights(recognised.description, recognised.read(), notes, recognised.image_metadata.labels, {})
+    labels = recognised.image_metadata.labels
+    return Weights(recognised.description, recognised.read(), notes, labels, recognised.task)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -294,7 +298,8 @@ def open_frozen(
   def arrays() -> dict[str, np.ndarray]:
     again = read(path, None, ema, prefix)
     fitted, _ = surgery.fit(again.arrays, source, target, "keep")
-    return class_order.arrange_outputs(fitted, target, names, classes)[0] | again.task
+    arranged = class_order.arrange_outputs(fitted, target, names, classes)[0]
+    return arranged | {path: np.asarray(again.task[path]) for path in task}
 
   try:
     notes = [*notes, *class_order.arrange_outputs({}, target, names, classes)[1]]
@@ -330,8 +335,8 @@ def load_fitted(
     classes: class names of the data.
 
   Returns:
-    The parameters by path, layer by layer, and notes about all changes. The parameters of the task of a workdir are
-    included, with paths that start with "task/".
+    The parameters by path, layer by layer, and notes about all changes. The parameters of the task of a workdir, and
+    projection heads of a file, are included with paths that start with "task/".
 
   Raises:
     ConfigError: if the parameters cannot be adapted.
@@ -347,7 +352,7 @@ def load_fitted(
     fitting, notes = surgery.fit(arrays, source, target, head)
     kept = head != "new" and source.classes == target.classes
     fitting, moved = class_order.arrange_outputs(fitting, target, names if kept else (), classes, strict=head == "keep")
-    return fitting | task, [*notes, *moved, *known]
+    return fitting | task_parameters.read_task_tensors(task), [*notes, *moved, *known]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 

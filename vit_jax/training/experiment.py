@@ -14,7 +14,7 @@ from vit_jax.checkpoints.digests import sha256
 from vit_jax.data import catalog, stream
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.evals import Outcome, outcomes
-from vit_jax.importers import options, surgery
+from vit_jax.importers import options, surgery, task_parameters
 from vit_jax.models import flops, overview
 from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
@@ -140,8 +140,8 @@ class Experiment:
 
     Returns:
       {path: host array}, with the arrays of scanned layers stacked, and notes on how the weights were adapted. Both are
-      empty without `config.init.from`. Parameters of the task are included if a workdir contains them with the same
-      shape, unless `init.head` is "new".
+      empty without `config.init.from`. Parameters of the task are included if the weights contain them with the same
+      shape, unless `init.head` is "new". See `task_parameters.fit_task`.
 
     Raises:
       ConfigError: if the weights cannot be read, or do not fit the model.
@@ -154,15 +154,16 @@ class Experiment:
       arrays, notes = importers.load_fitted(
         init.from_, self.model.description, init.head, init.ema, init.prefix, classes
       )
-    stacked, kept = surgery.stack(arrays, tuple(self.model.shapes())), {}
-    own = self.state_shapes.params.keys() - self.model.shapes().keys()
+    stacked, kept, reasons = surgery.stack(arrays, tuple(self.model.shapes())), {}, []
+    own = {path: leaf.shape for path, leaf in self.state_shapes.params.items() if path not in self.model.shapes()}
     if own and init.head != "new":
-      shapes = {path: self.state_shapes.params[path].shape for path in own}
-      kept = {path: array for path, array in arrays.items() if shapes.get(path) == array.shape}
+      trained = {path: array for path, array in arrays.items() if path.startswith("task/")}
+      kept, reasons = task_parameters.fit_task(trained, own)
     if own:
       notes += [
         f"{format_amount(len(own), 'parameter')} of task {self.run.task.name!r}: {len(kept)} from the weights, "
-        f"{len(own) - len(kept)} with new values"
+        f"{len(own) - len(kept)} with new values",
+        *reasons,
       ]
     return stacked | kept, [f"weights of {init.from_}", *notes]
 

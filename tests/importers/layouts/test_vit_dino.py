@@ -19,7 +19,7 @@ def test_dinov2_files_give_the_same_features_as_timm_files(registers, mlp, chunk
   description, arrays, tensors = originals.dinov2(registers, mlp, chunk)
   found = importers.recognise(tensors, {"heads": 2})
   assert (found.layout.name, found.description.settings()["position"]) == ("dinov2", "learned")
-  assert found.notes == ["left out, used only in training: mask_token"]
+  assert found.notes == ["used only in training: mask_token"]
   back = found.read()
   np.testing.assert_allclose(outputs(found.description, back), outputs(description, arrays), rtol=2e-4, atol=2e-5)
   again = importers.export_tensors(back, found.description, "dinov2")

@@ -1,0 +1,263 @@
+"""Heads of self-distillation in files of DINO, iBOT and DINOv2, as PyTorch modules of the authors' names save them.
+
+The names are those of the classes DINOHead and MultiCropWrapper of facebookresearch/dino at 7c446df, iBOTHead and
+iBOTLoss of bytedance/ibot at da316d8, and SSLMetaArch of facebookresearch/dinov2 at b8931f7, as described in their
+state dicts: MLPs are Sequentials with GELU in between, last layers have the weight norm of torch.nn.utils, student
+names have the prefix of DistributedDataParallel, and the losses have the buffer "center".
+"""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import runs, small_weights
+from vit_jax import importers
+from vit_jax.corpora import builders
+from vit_jax.importers import task_parameters
+from vit_jax.schema import ConfigError
+from vit_jax.selfsup.heads import ProjectionHead
+from vit_jax.training import build
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+torch = pytest.importorskip("torch")
+
+WIDTH, HIDDEN, BOTTLENECK, K, K2 = 64, 12, 8, 24, 20
+MODEL = small_weights.described(classes=0)
+ARRAYS = small_weights.arrays(MODEL)
+
+
+def linear(inputs, outputs, bias=True):
+  layer = torch.nn.Linear(inputs, outputs, bias=bias)
+  torch.nn.init.normal_(layer.weight)
+  return layer
+
+
+def last_layer(prototypes, fixed):
+  layer = torch.nn.utils.weight_norm(linear(BOTTLENECK, prototypes, bias=False))
+  layer.weight_g.data = torch.ones(prototypes, 1) if fixed else torch.rand(prototypes, 1) + 0.5
+  return layer
+
+
+class Head(torch.nn.Module):
+  """A head: MLP, normalisation, and one or two last layers."""
+
+  def __init__(self, prototypes, fixed=False, second=None, plain=False):
+    super().__init__()
+    gelu = torch.nn.GELU
+    self.mlp = torch.nn.Sequential(
+      linear(WIDTH, HIDDEN), gelu(), linear(HIDDEN, HIDDEN), gelu(), linear(HIDDEN, BOTTLENECK)
+    )
+    self.last_layer = linear(BOTTLENECK, prototypes, bias=False) if plain else last_layer(prototypes, fixed)
+    if second == "shared":
+      self.last_layer2 = self.last_layer
+    elif second:
+      self.last_layer2 = last_layer(second, fixed)
+
+  def forward(self, x, last="last_layer"):
+    return getattr(self, last)(torch.nn.functional.normalize(self.mlp(x), dim=-1))
+
+
+def backbone(shift=0.0, **more):
+  """The tensors of a backbone, which are shifted to tell student and teacher apart."""
+  tensors = importers.export_tensors(ARRAYS, MODEL, "timm")
+  return {name: torch.tensor(np.asarray(array) + np.float32(shift)) for name, array in tensors.items()} | more
+
+
+def under(prefix, tensors):
+  return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def state(module, prefix):
+  return under(prefix, module.state_dict())
+
+
+def dino(**arguments):
+  """A file of main_dino.py, and its heads of student and teacher."""
+  heads = Head(K, **arguments), Head(K, **arguments)
+  content = {
+    "student": under("module.backbone.", backbone()) | state(heads[0], "module.head."),
+    "teacher": under("backbone.", backbone(1.0)) | state(heads[1], "head."),
+    "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1}]},
+    "epoch": 800,
+    "dino_loss": {"center": torch.randn(1, K)},
+  }
+  return content, *heads
+
+
+def ibot(second):
+  """A file of main_ibot.py. Only the student has a token for masked patches."""
+  heads = Head(K, second=second), Head(K, second=second)
+  content = {
+    "student": under("module.backbone.", backbone(masked_embed=torch.full((1, WIDTH), 0.3)))
+    | state(heads[0], "module.head."),
+    "teacher": under("backbone.", backbone(1.0)) | state(heads[1], "head."),
+    "ibot_loss": {"center": torch.randn(1, K), "center2": torch.randn(1, 1, K if second == "shared" else second)},
+  }
+  return content, *heads
+
+
+def dinov2():
+  """A teacher_checkpoint.pth of DINOv2 with separate heads, in float16."""
+  heads = Head(K), Head(K2)
+  tensors = under("backbone.", backbone(1.0, mask_token=torch.full((1, WIDTH), 0.25)))
+  tensors |= state(heads[0], "dino_head.") | state(heads[1], "ibot_head.")
+  return {"teacher": {name: tensor.half() for name, tensor in tensors.items()}}, *heads
+
+
+RUN = {
+  "data.name": "digits", "model.name": "ViT-S/8", "model.depth": "2", "model.width": str(WIDTH), "model.heads": "2",
+  "model.hidden": "96", "task.hidden": str(HIDDEN), "task.prototypes": str(K), "task.bottleneck": str(BOTTLENECK),
+  "optim.accumulate": "1", "batch": "8", "total": "2",
+}  # fmt: skip
+PATCHES = {"task__patch_hidden": HIDDEN, "task__patch_bottleneck": BOTTLENECK, "task__patch_prototypes": K2}
+
+
+def write(tmp_path, content):
+  torch.save(content, tmp_path / "checkpoint.pth")
+  return tmp_path / "checkpoint.pth"
+
+
+def start(path, recipe, **changes):
+  """The task of a run that starts from a file, its weights, and the notes."""
+  builders.prepare_dataset("digits")
+  run = runs.run(f"configs/{recipe}.py:glyphs", RUN, init__from=str(path), **changes)
+  made = build.build(dataclasses.replace(run, evals={}), jax.devices()[:1])
+  weights, notes = made.weights()
+  assert weights.keys() <= made.state_shapes.params.keys()
+  return made.task, weights, "\n".join(notes)
+
+
+def check_logits(logits, head, x, last="last_layer"):
+  """Compares logits of this project with those of the module of PyTorch."""
+  with torch.no_grad():
+    expected = head(torch.tensor(x), last).numpy()
+  np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.fixture(scope="module")
+def x():
+  return np.random.default_rng(0).normal(size=(5, WIDTH)).astype(np.float32)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("ema", "number"), [("none", 1), ("false", 0)])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_dino_starts_with_the_heads_of_its_file(tmp_path, x, ema, number, fixed):
+  content, *heads = dino(fixed=fixed)
+  last = "fixed_norm" if fixed else "weight_norm"
+  task, weights, notes = start(write(tmp_path, content), "dino", init__ema=ema, task__last_layer=last)
+  check_logits(task.head.apply(jax.tree.map(jnp.asarray, weights), "task/head", x), heads[number], x)
+  np.testing.assert_array_equal(weights["task/center"], content["dino_loss"]["center"][0])
+  np.testing.assert_array_equal(weights["cls"], ARRAYS["cls"] + number)
+  assert (
+    f"{len(weights) - len(ARRAYS)} from the weights, 0 with new values" in notes and "new values, because" not in notes
+  )
+  start_of_head = ("student.module.head", "teacher.head")[number]
+  assert re.search(rf"used only by self-distillation: {start_of_head}\.\* \(8 tensors\), dino_loss\.center", notes)
+
+
+@pytest.mark.heavy
+def test_ibot_starts_with_separate_heads_and_the_token_of_the_student(tmp_path, x):
+  content, _, teacher = ibot(K2)
+  task, weights, notes = start(
+    write(tmp_path, content), "dinov2", task__sharing="mlp", task__centering="mean", **PATCHES
+  )
+  check_logits(task.head.apply(jax.tree.map(jnp.asarray, weights), "task/head", x), teacher, x)
+  check_logits(task.apply_patch_head(task.patch_head, jax.tree.map(jnp.asarray, weights), x), teacher, x, "last_layer2")
+  assert np.all(weights["task/mask_token"] == np.float32(0.3))
+  np.testing.assert_array_equal(weights["task/patch_center"], content["ibot_loss"]["center2"][0, 0])
+  assert "0 with new values" in notes
+
+
+@pytest.mark.heavy
+def test_ibot_starts_with_a_shared_head(tmp_path, x):
+  content, _, teacher = ibot("shared")
+  task, weights, notes = start(write(tmp_path, content), "dinov2", task__sharing="all", task__centering="mean")
+  check_logits(task.apply_patch_head(task.patch_head, jax.tree.map(jnp.asarray, weights), x), teacher, x)
+  assert "0 with new values" in notes and not any("patch_head" in path for path in weights)
+
+
+@pytest.mark.heavy
+def test_dinov2_starts_with_both_heads(tmp_path, x):
+  content, head, patch_head = dinov2()
+  task, weights, notes = start(write(tmp_path, content), "dinov2", **PATCHES)
+  for module in (head, patch_head):
+    module.load_state_dict({name: tensor.half().float() for name, tensor in module.state_dict().items()})
+  check_logits(task.head.apply(jax.tree.map(jnp.asarray, weights), "task/head", x), head, x)
+  check_logits(task.apply_patch_head(task.patch_head, jax.tree.map(jnp.asarray, weights), x), patch_head, x)
+  assert np.all(weights["task/mask_token"] == np.float32(0.25)) and "0 with new values" in notes
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+  ({"task__prototypes": 30}, r"task/head/last/kernel is \(8, 24\) in the weights, \(8, 30\) in the task"),
+  ({"task__hidden": 16}, r"task/head/layer0/bias is \(12,\) in the weights, \(16,\) in the task"),
+  ({"task__head_layers": 2}, "only the file has task/head/layer2/bias"),
+  ({"task__last_layer": "plain"}, "only the file has task/head/last/scale"),
+])  # fmt: skip
+def test_a_head_of_another_form_is_new(tmp_path, changes, reason):
+  _, weights, notes = start(write(tmp_path, dino()[0]), "dino", **changes)
+  assert re.search(f"task/head: new values, because {reason}", notes)
+  assert "task/center: new values, because task/head is new" in notes
+  assert not any(path.startswith("task/") for path in weights) and weights.keys() >= ARRAYS.keys()
+
+
+def test_heads_are_new_if_the_file_has_none_or_if_the_config_requires_it(tmp_path):
+  _, weights, notes = start(write(tmp_path, backbone()), "dino")
+  assert "task/head: new values, because the weights have none" in notes
+  _, others, _ = start(write(tmp_path, dino()[0]), "dino", init__head="new")
+  assert weights.keys() == others.keys() == ARRAYS.keys()
+
+
+def test_a_last_layer_for_patches_is_new_without_its_mlp(tmp_path):
+  _, weights, notes = start(
+    write(tmp_path, ibot(K2)[0]), "dinov2", task__sharing="mlp", **PATCHES | {"task__hidden": 16}
+  )
+  assert "task/patch_head: new values, because task/head is new" in notes
+  assert not any("head" in path for path in weights) and "task/mask_token" in weights
+
+
+@pytest.mark.heavy
+def test_the_forms_of_last_layers_are_read(x):
+  plain, normed = Head(K, plain=True), Head(K)
+  layer = torch.nn.utils.parametrizations.weight_norm(linear(BOTTLENECK, K, bias=False))
+  layer.parametrizations.weight.original0.data = torch.rand(K, 1) + 0.5
+  normed.last_layer = layer
+  for head, last in ((plain, "plain"), (normed, "weight_norm")):
+    tensors = {name: tensor.numpy() for name, tensor in state(head, "teacher.dino_head.").items()}
+    found = task_parameters.find_task_tensors(tensors, "teacher.backbone.")
+    arrays = task_parameters.read_task_tensors({path: each.value for path, each in found.items()})
+    check_logits(
+      ProjectionHead(WIDTH, K, BOTTLENECK, HIDDEN, last=last).apply(jax.tree.map(jnp.asarray, arrays), "task/head", x),
+      head,
+      x,
+    )
+
+
+def test_a_head_with_batch_norm_and_other_modules_are_not_heads():
+  normed = torch.nn.Sequential(linear(WIDTH, HIDDEN), torch.nn.BatchNorm1d(HIDDEN))
+  tensors = state(torch.nn.ModuleDict({"mlp": normed}), "head.")
+  assert task_parameters.find_task_tensors(tensors, "backbone.") == {}
+  assert task_parameters.find_task_tensors({"head.weight": 0, "head.bias": 0}, "backbone.") == {}
+
+
+def test_a_value_that_is_not_finite_is_refused(tmp_path):
+  content, *_ = dino()
+  content["teacher"]["head.mlp.0.bias"][0] = float("nan")
+  with pytest.raises(ConfigError, match=r"head\.mlp\.0\.bias"):
+    start(write(tmp_path, content), "dino")
+  assert importers.read(tmp_path / "checkpoint.pth").arrays.keys() == ARRAYS.keys()  # heads are not read
+
+
+def test_an_object_in_the_file_is_never_created(tmp_path, capsys):
+  class Harm:
+    def __reduce__(self):
+      return print, ("executed",)
+
+  content, *_ = dino()
+  found = importers.read(write(tmp_path, content | {"args": Harm()}))
+  np.testing.assert_array_equal(found.task["task/center"], content["dino_loss"]["center"][0])
+  assert "executed" not in capsys.readouterr().out

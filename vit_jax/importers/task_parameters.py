@@ -1,0 +1,181 @@
+"""Parameters of a task in files of weights: projection heads, centres and the mask token of self-distillation.
+
+The authors of DINO, iBOT and DINOv2 save a whole training state. It contains heads next to each backbone, as in
+`teacher.backbone.norm.weight` and `teacher.head.mlp.0.weight`. The names are those of the classes DINOHead (DINO,
+DINOv2), iBOTHead, DINOLoss and iBOTLoss. Files of a backbone alone have no heads.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.importers import layout
+from vit_jax.importers.formats.lazy_tensors import Tensor, Tensors
+from vit_jax.tasks.dinov2 import PATCH_CENTER, PATCH_HEAD, TOKEN
+from vit_jax.tasks.self_distillation import CENTER, HEAD
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+_HEADS = {"head": HEAD, "dino_head": HEAD, "ibot_head": PATCH_HEAD}  # names of modules next to the backbone
+_CENTERS = {
+  "dino_loss.center": CENTER,
+  "ibot_loss.center": CENTER,
+  "ibot_loss.center2": PATCH_CENTER,
+  "ibot_patch_loss.center": PATCH_CENTER,
+}
+_TOKENS = ("mask_token", "masked_embed")
+_MLP = re.compile(r"mlp\.(?:(\d+)\.)?(weight|bias)")
+_LAST = re.compile(r"last_layer(2?)\.(weight|weight_v|weight_g|parametrizations\.weight\.original[01])")
+
+
+class TaskTensor(NamedTuple):
+  """A tensor of a file that is a parameter of a task.
+
+  Attributes:
+    name: name in the file.
+    value: the parameter in the form of this project. It is read when its values are used.
+  """
+
+  name: str
+  value: Tensor
+
+
+def find_task_tensors(tensors: Tensors, root: str) -> dict[str, TaskTensor]:
+  """Returns the parameters of self-distillation that belong to a backbone.
+
+  Args:
+    tensors: all tensors of a file by name, without the words of wrappers.
+    root: prefix of the backbone, such as "teacher.backbone.".
+
+  Returns:
+    {path: tensor} with the heads next to the backbone, their centres, and the mask token. The mask token of another
+    backbone is used if this backbone has none, because iBOT stores it only in the student. The result is empty without
+    heads.
+  """
+  parent = root[: root.rstrip(".").rfind(".") + 1]
+  result: dict[str, TaskTensor] = {}
+  for module, path in _HEADS.items():
+    prefix = f"{parent}{module}."
+    if root:
+      result |= _find_head({n.removeprefix(prefix): (n, t) for n, t in tensors.items() if n.startswith(prefix)}, path)
+  if not result:
+    return {}
+  for word, path in _CENTERS.items():
+    for start in {"", *(root[: match.end()] for match in re.finditer(r"\.", root))}:
+      if (name := start + word) in tensors:
+        result[path] = TaskTensor(name, _convert(name, tensors[name], _flatten))
+  ending = tuple(f".{token}" for token in _TOKENS)
+  own, others = [root + token for token in _TOKENS], [name for name in tensors if name.endswith(ending)]
+  for name in [name for name in (*own, *others) if name in tensors][:1]:
+    result[TOKEN] = TaskTensor(name, _convert(name, tensors[name], _flatten))
+  return result
+
+
+def _find_head(tensors: Mapping[str, tuple[str, Tensor]], path: str) -> dict[str, TaskTensor]:
+  """Returns the parameters of a head by path, or {} if the tensors are not those of a known head.
+
+  Args:
+    tensors: {name below the prefix of the head: (name in the file, tensor)}.
+    path: path of the head.
+  """
+  result = {}
+  for rest, (name, tensor) in tensors.items():
+    if match := _MLP.fullmatch(rest):
+      number = int(match[1] or 0)
+      if number % 2:  # a batch norm, because GELU has no parameters
+        return {}
+      kind = "kernel" if match[2] == "weight" else "bias"
+      ours = f"{path}/layer{number // 2}/{kind}"
+    elif match := _LAST.fullmatch(rest):
+      kind = "scale" if match[2] in ("weight_g", "parametrizations.weight.original0") else "kernel"
+      ours = f"{PATCH_HEAD if match[1] else path}/last/{kind}"
+    else:
+      return {}
+    result[ours] = TaskTensor(name, _convert(name, tensor, np.transpose if kind == "kernel" else _flatten))
+  return result if f"{path}/last/kernel" in result else {}
+
+
+def _flatten(array: np.ndarray) -> np.ndarray:
+  return array.reshape(-1)
+
+
+def _convert(name: str, tensor: Tensor, change: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+  """Returns a tensor that is converted to float32 and changed when its values are used."""
+  shape = change(np.broadcast_to(np.float32(0), tensor.shape)).shape
+  return Tensor(shape, np.dtype(np.float32), lambda: change(layout.convert_to_float32(name, tensor)))
+
+
+def read_task_tensors(tensors: Mapping[str, np.ndarray | Tensor]) -> dict[str, np.ndarray]:
+  """Reads parameters of a task.
+
+  A head for patches that only repeats the last layer of the head for images is left out. iBOT stores a shared head
+  under both names.
+
+  Args:
+    tensors: arrays or tensors by path.
+  """
+  arrays = {path: np.asarray(tensor) for path, tensor in tensors.items()}
+  last, patch_last = (arrays.get(f"{head}/last/kernel") for head in (HEAD, PATCH_HEAD))
+  repeated = last is not None and patch_last is not None and np.array_equal(last, patch_last)
+  if repeated and f"{PATCH_HEAD}/layer0/kernel" not in arrays:
+    arrays = {path: array for path, array in arrays.items() if not path.startswith(f"{PATCH_HEAD}/")}
+  return arrays
+
+
+def fit_task(arrays: Mapping[str, np.ndarray], shapes: Shapes) -> tuple[dict[str, np.ndarray], list[str]]:
+  """Selects the parameters that a task can use.
+
+  A head is used if all of its parameters have the shapes of the task. Otherwise the whole head is new, because layers
+  of different heads do not fit together. The same applies to a last layer and to a centre without the head that they
+  belong to. Any other parameter is used if it has the shape of the task.
+
+  Args:
+    arrays: parameters of a task by path, from weights.
+    shapes: shapes of the parameters of the task.
+
+  Returns:
+    The parameters to use, and a note for each head and centre that is new.
+  """
+  result = {path: array for path, array in arrays.items() if shapes.get(path) == array.shape}
+  notes = []
+  for group, needed in _list_groups(shapes):
+    wanted = {path: shape for path, shape in shapes.items() if _is_in(path, group)}
+    found = {path: array for path, array in arrays.items() if _is_in(path, group)}
+    scale = f"{group}/last/scale"
+    if scale not in wanted and scale in found and np.all(found[scale] == 1):  # prototypes of length one
+      del found[scale]
+    reason = None
+    if not found:
+      reason = "the weights have none"
+    elif missing := [new for new in needed if not any(_is_in(path, new) for path in result)]:
+      reason = f"{missing[0]} is new"
+    elif found.keys() != wanted.keys():
+      reason = f"only {'the task' if wanted.keys() - found.keys() else 'the file'} has " + min(
+        wanted.keys() ^ found.keys(), key=lambda path: (path in found, path)
+      )
+    else:
+      other = [path for path in wanted if found[path].shape != wanted[path]]
+      if other:
+        reason = f"{other[0]} is {found[other[0]].shape} in the weights, {wanted[other[0]]} in the task"
+    if reason:
+      result = {path: array for path, array in result.items() if not _is_in(path, group)}
+      notes.append(f"{group}: new values, because {reason}")
+  return result, notes
+
+
+def _list_groups(shapes: Shapes) -> list[tuple[str, Sequence[str]]]:
+  """Returns the heads and centres of a task, each with the groups that it depends on."""
+  patch = any(_is_in(path, PATCH_HEAD) for path in shapes)
+  groups = {
+    HEAD: (),
+    PATCH_HEAD: () if f"{PATCH_HEAD}/layer0/kernel" in shapes else (HEAD,),
+    CENTER: (HEAD,),
+    PATCH_CENTER: (PATCH_HEAD if patch else HEAD,),
+  }
+  return [(group, needed) for group, needed in groups.items() if any(_is_in(path, group) for path in shapes)]
+
+
+def _is_in(path: str, group: str) -> bool:
+  return path == group or path.startswith(f"{group}/")
