@@ -37,9 +37,8 @@ def contents(path):
 
 def test_written_files_match_those_of_the_library(tmp_path):
   mine, theirs = tmp_path / "mine.safetensors", tmp_path / "theirs.safetensors"
-  arrays = {
-    name: array for name, array in ARRAYS.items() if name != "c"
-  }  # the library orders types of equal width differently
+  # The library orders types of equal width differently.
+  arrays = {name: array for name, array in ARRAYS.items() if name != "c"}
   safetensors_files.write(mine, arrays, {"format": "pt"})
   native = {name: np.asarray(array, array.dtype.newbyteorder("="), order="C") for name, array in arrays.items()}
   safetensors.numpy.save_file(native, theirs, metadata={"format": "pt"})
