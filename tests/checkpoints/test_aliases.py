@@ -1,4 +1,4 @@
-"""Checkpoints are saved and read below a folder of any name, or the name is refused before anything is written."""
+"""Tests that checkpoints work below a folder of any name, or raise an error before anything is written."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from vit_jax.checkpoints import aliases
 from vit_jax.parallel import sharding
 from vit_jax.schema import ConfigError
 
-# Names whose characters mean something to Orbax, TensorStore, etils, fsspec or a shell.
+# Names with characters that have a meaning in Orbax, TensorStore, etils, fsspec or a shell.
 NAMES = [
   "runs[1]", "[!a]", "[", "a]b[", "back\\slash", "end\\", "st*r", "**", "wh?t", "{a,b}", "sp ace", " ", "gs:", "logs:",
   "s3:", "file:", "c:d", "a:b@c#d", "it's", 'a"b', "new\nline", "tab\t", "\x01", "%2F", "#1", "a#b", "~", "$HOME",
@@ -33,11 +33,11 @@ def saved(workdir, *numbers, **options):
 @pytest.mark.sample(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_a1_a_workdir_of_any_name_is_saved_restored_and_read(tmp_path, name):
+def test_workdir_of_any_name_is_saved_restored_and_read(tmp_path, name):
   workdir = tmp_path / "in" / name / "run"
   saved(workdir, 1, 2, 3)
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["2", "3"]
-  assert os.listdir(tmp_path / "in") == [name]  # and no folder of a name that a library made of it
+  assert os.listdir(tmp_path / "in") == [name]  # no library created a folder with a changed name
   with contextlib.closing(
     checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), read_only=True)
   ) as store:
@@ -55,7 +55,7 @@ def test_a1_a_workdir_of_any_name_is_saved_restored_and_read(tmp_path, name):
 
 
 @pytest.mark.heavy
-def test_a1_a_path_with_dots_behind_a_link_leads_where_the_system_says(tmp_path):
+def test_path_with_dots_after_a_link_is_resolved_by_the_system(tmp_path):
   (tmp_path / "far/away").mkdir(parents=True)
   (tmp_path / "link").symlink_to(tmp_path / "far/away")
   saved(tmp_path / "link/../run", 1)
@@ -65,7 +65,7 @@ def test_a1_a_path_with_dots_behind_a_link_leads_where_the_system_says(tmp_path)
 
 
 @pytest.mark.heavy
-def test_a1_a_path_that_is_almost_too_long_is_used_by_a_short_one(tmp_path):
+def test_path_near_the_length_limit_is_saved_and_read(tmp_path):
   workdir = tmp_path.joinpath(*["d" * 200] * 19)
   workdir = workdir / ("e" * (4060 - len(os.fsencode(workdir)) - len("/checkpoints") - 1))
   saved(workdir, 1)
@@ -74,13 +74,13 @@ def test_a1_a_path_that_is_almost_too_long_is_used_by_a_short_one(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["plain", "caf\u00e9 +=@,~-_.", "a/b"])
-def test_a_plain_name_is_used_as_it_is(tmp_path, name):
+def test_plain_name_is_used_without_an_alias(tmp_path, name):
   (tmp_path / name).mkdir(parents=True)
   with aliases.alias_folder(tmp_path / name) as folder:
     assert folder == tmp_path / name
 
 
-def test_another_name_is_used_by_its_open_folder_which_is_closed_again(tmp_path):
+def test_other_name_is_used_by_its_open_folder_which_is_closed_later(tmp_path):
   (tmp_path / "a[1]").mkdir()
   before = len(os.listdir("/proc/self/fd"))
   with aliases.alias_folder(tmp_path / "a[1]") as folder:
@@ -91,13 +91,13 @@ def test_another_name_is_used_by_its_open_folder_which_is_closed_again(tmp_path)
 
 
 @pytest.mark.parametrize("character", "[]*?#\\\"'\n\u2028{}|<>")
-def test_a1_a_name_in_a_bucket_that_libraries_do_not_agree_on_is_refused(character):
+def test_ambiguous_character_in_a_bucket_path_is_an_error(character):
   with pytest.raises(ConfigError, match="cannot be saved under a name with"):
     aliases.check_workdir_name(epath.Path(f"gs://bucket/run{character}1/a"))
   aliases.check_workdir_name(epath.Path("gs://bucket/sweep 1/caf\u00e9/lr=0.1,b:2@x+y~z_-."))
 
 
-def test_a1_without_open_folders_other_names_are_refused(tmp_path, monkeypatch):
+def test_special_names_are_an_error_on_systems_without_open_folders(tmp_path, monkeypatch):
   monkeypatch.setattr(aliases, "_OPEN_FOLDERS", tmp_path / "none")
   aliases.check_workdir_name(tmp_path / "plain")
   with pytest.raises(ConfigError, match="on this system checkpoints can only be saved below a path of letters"):

@@ -1,4 +1,4 @@
-"""Digests of arrays, against the bytes that they are of."""
+"""Tests of digests and fingerprints against the bytes of the arrays."""
 
 import hashlib
 
@@ -14,7 +14,7 @@ from vit_jax.parallel import sharding
 pytestmark = pytest.mark.heavy
 
 
-def test_the_fingerprint_sees_every_bit_and_the_order():
+def test_fingerprint_depends_on_every_bit_and_the_order():
   x = jnp.arange(12, dtype=jnp.float32).reshape(3, 4)
   base = int(digests.fingerprint({"x": x})["x"])
   flipped = jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, jnp.uint32) ^ jnp.uint32(1), jnp.float32)
@@ -22,7 +22,7 @@ def test_the_fingerprint_sees_every_bit_and_the_order():
     assert int(digests.fingerprint({"x": other})["x"]) != base
 
 
-def test_the_digest_of_weights_is_that_of_their_bytes_in_path_order():
+def test_digest_of_weights_is_that_of_their_bytes_in_path_order():
   g = sharding.make_mesh(config.Mesh(), jax.devices())
   draw = np.random.default_rng(3)
   arrays = {"blocks/0/kernel": draw.normal(size=(16, 4)), "head/bias": draw.normal(size=(8,))}
@@ -33,7 +33,7 @@ def test_the_digest_of_weights_is_that_of_their_bytes_in_path_order():
   assert digests.sha256(params, sharding.make_replicated_sharding(g)) == expected
 
 
-def test_the_digest_of_arrays_on_the_host_sees_names_and_bytes():
+def test_digest_on_the_host_depends_on_names_and_bytes():
   arrays = {"a": np.zeros(3, np.float32), "b": np.ones(2, np.float32)}
   assert digests.sha256_on_host(arrays) == digests.sha256_on_host(dict(reversed(arrays.items())))
   for other in ({"a": arrays["a"]}, {"c": arrays["a"], "b": arrays["b"]}, arrays | {"b": -arrays["b"]}):
@@ -43,7 +43,7 @@ def test_the_digest_of_arrays_on_the_host_sees_names_and_bytes():
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "bfloat16", "float16", "uint16", "int32", "float32"])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 4, 5), (0, 2)])
-def test_a1_the_host_computes_the_fingerprint_of_the_devices(dtype, shape):
+def test_host_fingerprint_equals_the_device_fingerprint(dtype, shape):
   array = np.asarray(100 * np.random.default_rng(5).random(size=shape)).astype(jnp.dtype(dtype))
   expected = jax.jit(digests.fingerprint)({"x": jnp.asarray(array)})["x"]
   assert digests.fingerprint_on_host(array) == int(expected)

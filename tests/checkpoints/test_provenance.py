@@ -1,4 +1,4 @@
-"""What a checkpoint is a state of: a restart on anything else is refused, and says what is another."""
+"""Tests of a checkpoint's provenance: a restart with other data is an error that names the differences."""
 
 import dataclasses
 import importlib.metadata
@@ -26,7 +26,7 @@ COUNTS = {"images": 64, "seconds": 1.5, "train_seconds": 2.5}
 
 @pytest.fixture
 def photos(tmp_path):
-  """Two classes of 20 images."""
+  """Writes two classes of 20 images."""
   return photographs.write(tmp_path / "photos")
 
 
@@ -52,7 +52,7 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("change", RECORDS)
-def test_other_records_are_named_and_never_accepted(photos, change):
+def test_changed_records_are_named_and_never_accepted(photos, change):
   before = described(source(photos))["data"]
   change(photos)
   now = described(source(photos))["data"]
@@ -62,7 +62,7 @@ def test_other_records_are_named_and_never_accepted(photos, change):
     assert "use another --workdir" in objection and "--accept-data" not in objection
 
 
-def test_a_split_that_images_moved_to_is_named(photos):
+def test_images_moved_to_another_split_are_reported(photos):
   before = described(source(photos))["data"]
   test = folder("folder", sources.DatasetRow(folder), "test", path=str(photos))
   trained, gone = {source(photos).identify(i) for i in range(32)}, [test.identify(i) for i in range(8)][:2]
@@ -80,14 +80,14 @@ def test_a_split_that_images_moved_to_is_named(photos):
   assert provenance.compare_splits({key: before[key] for key in before if key != "splits"}, now) == []
 
 
-def test_a_restart_on_the_same_training_images_warns_of_other_evaluation_data(photos):
+def test_changed_evaluation_data_is_a_warning_at_a_restart(photos):
   before = described(source(photos))
   lines = ["split 'test': 8 images before, 7 now"]
   assert provenance.find_data_conflict(before["data"], before["data"], splits=lines) is None
   assert provenance.list_notes(before, before, lines) == [f"warning: the data of evaluations have changed: {lines[0]}"]
 
 
-def test_g13_another_order_of_classes_ends_a_restart_with_their_names(tmp_path):
+def test_another_class_order_is_an_error_with_the_class_names(tmp_path):
   for name in (f"{label}/{i}.png" for label in range(12) for i in range(2)):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(image(1))
@@ -102,7 +102,7 @@ def test_g13_another_order_of_classes_ends_a_restart_with_their_names(tmp_path):
   assert provenance.find_data_conflict(now, now) is None
 
 
-def test_c3_two_unicode_forms_of_a_class_are_one():
+def test_two_unicode_forms_of_a_class_name_are_equal():
   data = {"classes": ["caf\u00e9"], "records": 0, "samples": [], "disks": []}
   data |= {"fingerprint": sources.Fingerprint()._asdict()}
   assert provenance.find_data_conflict(data, data | {"classes": ["cafe\u0301"]}) is None
@@ -110,7 +110,7 @@ def test_c3_two_unicode_forms_of_a_class_are_one():
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["alone", "mixed"])
 @pytest.mark.parametrize("form", forms.FORMS)
-def test_any_form_of_storage_is_the_same_again_and_other_labels_are_other_data(form, mixed, tmp_path):
+def test_every_reader_recognises_a_copy_and_rejects_other_labels(form, mixed, tmp_path):
   write, reader = forms.FORMS[form]
   pictures = [image(i) for i in range(12)]
 
@@ -133,7 +133,7 @@ def test_any_form_of_storage_is_the_same_again_and_other_labels_are_other_data(f
   assert objection and "differ" in objection, objection
 
 
-def test_reversed_records_are_another_order(photos):
+def test_reversed_records_are_reported_as_another_order(photos):
   made = source(photos)
   before = described(made)["data"]
   turned = sources.select_subset(made, range(len(made) - 1, -1, -1))
@@ -143,7 +143,7 @@ def test_reversed_records_are_another_order(photos):
   assert f"the order of images differs: record 0 was {first!r} and is now {last!r}" in objection
 
 
-def test_a_record_with_another_label_is_named(photos):
+def test_record_with_another_label_is_reported(photos):
   made = source(photos)
   before = described(made)["data"]
   other = dataclasses.replace(made, read=lambda i: (made.read(i)[0], 1 - made.read(i)[1]))
@@ -154,7 +154,7 @@ def test_a_record_with_another_label_is_named(photos):
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 100])
-def test_other_blocks_are_noticed_and_the_same_ones_are_not(photos, step):
+def test_only_another_order_of_blocks_is_reported(photos, step):
   made, plain = source(photos), {"image_size": 8, "crop": Choice("resize")}
 
   def examples(seed=3, **args):
@@ -169,7 +169,7 @@ def test_other_blocks_are_noticed_and_the_same_ones_are_not(photos, step):
 
 
 @pytest.mark.parametrize("step", [0, 1, 3, 100])
-def test_another_permutation_is_noticed_and_the_same_one_is_not(photos, monkeypatch, step):
+def test_only_another_permutation_is_reported(photos, monkeypatch, step):
   made, plain = source(photos), {"image_size": 8, "crop": Choice("resize")}
   positions = json.loads(json.dumps(provenance.sample_order(stream.train_examples(made, 3, **plain), step * 8)))
   assert provenance.find_order_conflict(positions, stream.train_examples(made, 3, **plain)) is None
@@ -183,7 +183,7 @@ def test_another_permutation_is_noticed_and_the_same_one_is_not(photos, monkeypa
   assert "another order of images" in provenance.find_order_conflict(positions, stream.train_examples(made, 3, **plain))
 
 
-def test_a3_other_packages_settings_and_devices_are_a_warning_each(photos, monkeypatch):
+def test_changed_packages_settings_and_devices_are_one_warning_each(photos, monkeypatch):
   made = source(photos)
   before, version = described(made), importlib.metadata.version("grain")
   assert provenance.list_notes(before, before) == []
@@ -199,13 +199,13 @@ def test_a3_other_packages_settings_and_devices_are_a_warning_each(photos, monke
   assert provenance.find_data_conflict(before["data"], described(made)["data"]) is None
 
 
-def test_a3_all_processes_have_the_same_settings(photos, monkeypatch):
+def test_shared_values_include_the_settings(photos, monkeypatch):
   before = provenance.select_shared_values(described(source(photos)))
   monkeypatch.setattr(numerics, "read_settings", lambda: {"jax_enable_x64": "True"})
   assert provenance.select_shared_values(described(source(photos)))["settings"] != before["settings"]
 
 
-def test_a_checkpoint_of_before_is_said_to_tell_nothing():
+def test_checkpoint_without_provenance_is_noted_as_not_compared():
   assert "are not compared" in provenance.list_notes(None, {})[0]
   provenance.check_metadata(COUNTS)
 
@@ -224,7 +224,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("change", WRONG, ids=str)
-def test_what_no_run_says_is_a_value_error(photos, change):
+def test_invalid_metadata_is_a_value_error(photos, change):
   good = {"identity": described(source(photos)), "order": ORDER, "frozen": {}, "evaluated": True, **COUNTS}
   good |= {"step_seconds": 1.0, "pending": {"steps": 1, "sums": {"loss": 0.5}}}
   provenance.check_metadata(good)
@@ -240,12 +240,12 @@ def test_what_no_run_says_is_a_value_error(photos, change):
 
 
 @pytest.mark.parametrize("change", [{}, {"seconds": None}, {"images": [1]}], ids=str)
-def test_counts_are_asked_of_a_checkpoint_of_before_too(change):
+def test_counts_are_required_in_checkpoints_of_older_versions(change):
   with pytest.raises(ValueError, match="are not valid"):
     provenance.check_metadata(COUNTS | change if change else {})
 
 
-def test_long_lists_and_names_are_cut():
+def test_long_lists_and_names_are_truncated():
   data = {"records": 1, "fingerprint": sources.Fingerprint()._asdict(), "samples": []}
   before, now = ({**data, "classes": [f"{letter * 300}{i}" for i in range(1000)]} for letter in "xy")
   objection = provenance.find_data_conflict(before, now)
@@ -253,7 +253,7 @@ def test_long_lists_and_names_are_cut():
   assert len(objection) < 1500
 
 
-def test_a_split_of_one_record_has_an_order():
+def test_split_with_one_record_has_an_order():
   one = sources.Source("one", "train", ("a",), 1, lambda i: (b"", 0), str)
   images = types.SimpleNamespace(source=one, record=lambda position: 0)
   assert provenance.sample_order(images, 7) == {"positions": [7, 8], "records": [0, 0]}

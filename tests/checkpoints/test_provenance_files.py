@@ -1,4 +1,4 @@
-"""What a checkpoint is a state of, its files: changes of sizes, times and contents of the same records."""
+"""Tests of changed sizes, times and contents of data files between a checkpoint and a restart."""
 
 import dataclasses
 import json
@@ -15,12 +15,12 @@ from vit_jax.data import samples
 
 @pytest.fixture
 def photos(tmp_path):
-  """Two classes of 20 images."""
+  """Writes two classes of 20 images."""
   return photographs.write(tmp_path / "photos")
 
 
 def copied(path):
-  """The photos at another place, with their times of change."""
+  """Copies the photos to another folder and keeps their modification times."""
   return shutil.copytree(path, path.parent / "copy")
 
 
@@ -38,7 +38,7 @@ def add_to_a_file(path):
 
 
 def replace_pixels(path):
-  """Of all images, with the size and the time of change of those before."""
+  """Changes pixels of all images, but keeps their sizes and modification times."""
   for file in path.rglob("*.png"):
     before = file.stat()
     content = bytearray(file.read_bytes())
@@ -52,7 +52,7 @@ def touch(path):
 
 
 def unsampled(path):
-  """Two images of which no contents are recorded."""
+  """Returns two images that are not in the recorded sample of contents."""
   names = [source(path).identify(i) for i in range(len(source(path)))]
   return [path / name for i, name in enumerate(names) if i not in samples.spaced_numbers(len(names))][:2]
 
@@ -66,7 +66,7 @@ def replace_pixels_of_two(path):
 
 
 def replace_two(path):
-  """By other files of the same size and time, as `rsync -a` does."""
+  """Replaces two images by other files with equal sizes and modification times, like `rsync -a`."""
   for file in unsampled(path):
     other = file.with_suffix(".new")
     other.write_bytes(bytes(file.stat().st_size))
@@ -94,7 +94,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("change", FILES)
-def test_other_files_of_the_same_records_are_named_and_can_be_accepted(photos, change):
+def test_changed_files_are_reported_and_can_be_accepted(photos, change):
   before = described(source(photos))
   change(photos)
   now = described(source(photos))
@@ -105,41 +105,41 @@ def test_other_files_of_the_same_records_are_named_and_can_be_accepted(photos, c
   assert [note for note in provenance.list_notes(before, now) if note.startswith("changed data accepted")]
 
 
-def test_g_the_file_that_was_written_to_last_is_named(photos):
+def test_file_with_the_last_change_is_named(photos):
   before = described(source(photos))["data"]
   replace_pixels_of_two(photos)
   objection = provenance.find_data_conflict(before, described(source(photos))["data"])
   assert objection.endswith(f"The last one is {str(unsampled(photos)[1].relative_to(photos))!r}")
 
 
-def test_g_other_permissions_of_all_files_are_no_other_data(photos):
+def test_changed_permissions_of_all_files_are_accepted(photos):
   before = described(source(photos))
   protect_all(photos)
   now = described(source(photos))
   assert provenance.find_data_conflict(before["data"], now["data"]) is None and provenance.list_notes(before, now) == []
 
 
-def test_g_a_checkpoint_without_times_of_status_change_is_continued(photos):
+def test_checkpoint_without_status_change_times_is_accepted(photos):
   older = described(source(photos))["data"]
   del older["disks"]
   replace_pixels_of_two(photos)
   assert provenance.find_data_conflict(older, described(source(photos))["data"]) is None
 
 
-def test_the_same_data_at_another_place_are_the_same(photos):
+def test_same_data_in_another_folder_are_accepted(photos):
   before = described(source(photos))
   now = described(source(copied(photos)))
   assert provenance.find_data_conflict(before["data"], now["data"]) is None
   assert provenance.list_notes(before, now) == []
 
 
-def test_exchanged_images_are_noticed_by_their_sizes_or_contents(photos):
+def test_exchanged_images_are_reported_by_sizes_or_contents(photos):
   before = described(source(photos))["data"]
   exchange_two_images(photos)
   assert "differ" in provenance.find_data_conflict(before, described(source(photos))["data"])
 
 
-def test_an_empty_image_has_contents_too(photos):
+def test_emptied_image_is_reported_as_other_contents(photos):
   made = source(photos)
   before = described(made)["data"]
   (photos / made.identify(0)).write_bytes(b"")
@@ -148,7 +148,7 @@ def test_an_empty_image_has_contents_too(photos):
   assert "contents of files differ" in provenance.find_data_conflict(before, empty)
 
 
-def test_an_unreadable_image_is_no_other_image(photos):
+def test_unreadable_image_is_not_reported_as_a_change(photos):
   before = described(source(photos))["data"]
   made = source(photos)
 

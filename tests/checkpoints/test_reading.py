@@ -1,4 +1,4 @@
-"""The weights of a workdir, and what is said about them: from the newest that can be read, and nothing is changed."""
+"""Tests that weights and metadata are read from the newest readable checkpoint without changing any file."""
 
 import json
 import pathlib
@@ -18,7 +18,7 @@ def numbers(params):
   return {path: np.asarray(value) for path, value in params.items()}
 
 
-def test_parameters_alone_are_read_on_the_host_from_the_newest(tmp_path):
+def test_only_parameters_are_read_from_the_newest_checkpoint(tmp_path):
   g = grid()
   saved(tmp_path, (10, 20), g).close()
   arrays, about = checkpoints.read_weights(tmp_path)
@@ -29,7 +29,7 @@ def test_parameters_alone_are_read_on_the_host_from_the_newest(tmp_path):
     np.testing.assert_array_equal(array, expected[path])
 
 
-def test_a_folder_named_from_the_current_one_is_read_too(tmp_path, monkeypatch):
+def test_relative_path_is_read(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   saved(pathlib.Path("run"), (10,), grid()).close()
   absolute, relative = (checkpoints.read_weights(folder) for folder in (tmp_path / "run", pathlib.Path("run")))
@@ -37,7 +37,7 @@ def test_a_folder_named_from_the_current_one_is_read_too(tmp_path, monkeypatch):
   assert all(np.array_equal(array, absolute[0][path]) for path, array in relative[0].items())
 
 
-def test_a_damaged_newest_leaves_the_one_before_and_changes_nothing(tmp_path):
+def test_damaged_newest_checkpoint_falls_back_to_the_previous_one(tmp_path):
   g = grid()
   saved(tmp_path, (10, 20), g).close()
   for file in (tmp_path / "checkpoints/20/state").rglob("*"):
@@ -54,7 +54,7 @@ def test_a_damaged_newest_leaves_the_one_before_and_changes_nothing(tmp_path):
     checkpoints.read_weights(tmp_path)
 
 
-def test_changed_bytes_of_parameters_are_noticed(tmp_path):
+def test_changed_bytes_of_parameters_are_an_error(tmp_path):
   saved(tmp_path, (10,), grid()).close()
   arrays, about = checkpoints.read_weights(tmp_path)
   checkpoints.write_weights(tmp_path / "b", arrays, about)
@@ -69,7 +69,7 @@ def test_changed_bytes_of_parameters_are_noticed(tmp_path):
 
 
 def edited(folder, change):
-  """What a checkpoint says, changed by hand."""
+  """Changes the metadata file of a checkpoint."""
   file = folder / "about/metadata"
   said = json.loads(file.read_text())
   change(said)
@@ -87,7 +87,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_what_a_checkpoint_says_is_covered_as_its_arrays_are(tmp_path, edit, caplog):
+def test_edited_metadata_makes_a_checkpoint_unreadable(tmp_path, edit, caplog):
   g = grid()
   saved(tmp_path, (10, 20), g).close()
   edited(tmp_path / "checkpoints/20", EDITS[edit])
@@ -101,14 +101,14 @@ def test_what_a_checkpoint_says_is_covered_as_its_arrays_are(tmp_path, edit, cap
   assert (tmp_path / "checkpoints/20.unreadable").is_dir()
 
 
-def test_a_checkpoint_of_before_that_covers_nothing_is_read(tmp_path):
+def test_checkpoint_of_an_older_version_without_a_digest_is_read(tmp_path):
   saved(tmp_path, (10,), grid()).close()
   edited(tmp_path / "checkpoints/10", lambda said: said.pop("sha256"))
   assert checkpoints.read_description(tmp_path) == {"seconds": 10.0} == checkpoints.read_weights(tmp_path)[1]
   assert checkpoints.describe_damage(str(tmp_path)) == checkpoints.describe_damage(str(tmp_path / "nothing")) == ""
 
 
-def test_what_a_run_cannot_use_counts_as_unreadable(tmp_path):
+def test_checkpoint_that_fails_the_check_is_skipped(tmp_path):
   g = grid()
   saved(tmp_path, (10, 20), g).close()
 
@@ -121,7 +121,7 @@ def test_what_a_run_cannot_use_counts_as_unreadable(tmp_path):
   assert int(store.restore(shapes_of(state(10, g)), check)[0].step) == 10
 
 
-def test_an_average_that_was_not_kept_is_an_error(tmp_path):
+def test_reading_an_absent_average_is_an_error(tmp_path):
   saved(tmp_path, (10,), grid()).close()
   with pytest.raises(
     schema.ConfigError, match=r"step 10 does not contain ema. Train with config.optim.ema to store averaged weights"
@@ -129,7 +129,7 @@ def test_an_average_that_was_not_kept_is_an_error(tmp_path):
     checkpoints.read_weights(tmp_path, averaged=True)
 
 
-def test_a_workdir_has_checkpoints_or_not(tmp_path):
+def test_has_checkpoint_finds_a_saved_checkpoint(tmp_path):
   assert not checkpoints.has_checkpoint(tmp_path)
   saved(tmp_path, (10,), grid()).close()
   assert checkpoints.has_checkpoint(tmp_path)

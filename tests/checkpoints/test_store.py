@@ -1,4 +1,4 @@
-"""Checkpoints: what is read is what was saved, on any mesh; what is broken is set aside and never deleted."""
+"""Tests that checkpoints are restored exactly on any mesh, and that damaged ones are renamed and never deleted."""
 
 import contextlib
 import pathlib
@@ -51,12 +51,12 @@ def saved(folder, numbers, g, **options):
   return store
 
 
-def test_the_newest_two_and_every_kth_are_kept(tmp_path):
+def test_newest_two_and_every_kth_checkpoint_are_kept(tmp_path):
   store = saved(tmp_path, (10, 20, 30, 40, 50, 60), grid(), keep=2, keep_every=30)
   assert store.steps() == [30, 50, 60]
 
 
-def test_a_folder_named_from_the_current_one_is_read_too(tmp_path, monkeypatch):
+def test_relative_path_is_restored(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   g = grid()
   saved(pathlib.Path("run"), (10,), g).close()
@@ -67,7 +67,7 @@ def test_a_folder_named_from_the_current_one_is_read_too(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(8, {"data": 1, "fsdp": 8}), (4, {"fsdp": 2}), (1, {})])
-def test_a_checkpoint_is_read_onto_other_devices(tmp_path, count, sizes):
+def test_checkpoint_is_restored_onto_another_mesh(tmp_path, count, sizes):
   saved(tmp_path, (5,), grid()).close()
   other = grid(count, **sizes)
   wanted = state(5, other, PartitionSpec("fsdp"))
@@ -77,13 +77,13 @@ def test_a_checkpoint_is_read_onto_other_devices(tmp_path, count, sizes):
   assert about == {"seconds": 5.0}
 
 
-def test_there_is_nothing_to_restore_in_an_empty_workdir(tmp_path):
+def test_restoring_from_an_empty_workdir_returns_no_state(tmp_path):
   g = grid()
   assert checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g)).restore(shapes_of(state(0, g))) is None
 
 
 def parts_of(folder):
-  """One file of each kind whose loss matters: array data, array index, fingerprint."""
+  """Returns one file of each important type: array data, array index, fingerprint."""
   data = max((f for f in folder.glob("state/d/*")), key=lambda f: f.stat().st_size)
   return {"data": data, "index": folder / "state/manifest.ocdbt", "fingerprint": folder / "about/metadata"}
 
@@ -99,7 +99,7 @@ DAMAGES = {
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("part", ["data", "index", "fingerprint"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_newest_is_set_aside_and_the_one_before_is_used(tmp_path, caplog, part, damage):
+def test_damaged_newest_checkpoint_is_renamed_and_the_previous_one_used(tmp_path, caplog, part, damage):
   g = grid()
   saved(tmp_path, (1, 2), g).close()
   DAMAGES[damage](parts_of(tmp_path / "checkpoints/2")[part])
@@ -114,8 +114,8 @@ def test_a_damaged_newest_is_set_aside_and_the_one_before_is_used(tmp_path, capl
   assert store.steps() == [1, 2]
 
 
-def test_values_that_are_not_those_saved_are_noticed(tmp_path):
-  """Intact files with other numbers: what no checksum of a file can see."""
+def test_values_that_differ_from_the_fingerprint_are_rejected(tmp_path):
+  """The files are intact but contain other values, which checksums of files do not detect."""
   g = grid()
   store = saved(tmp_path, (1, 2), g)
   store.close()
@@ -125,7 +125,7 @@ def test_values_that_are_not_those_saved_are_noticed(tmp_path):
   assert int(found.step) == 1
 
 
-def test_when_none_can_be_read_the_run_ends_and_nothing_changes(tmp_path):
+def test_run_stops_without_changes_if_every_checkpoint_is_damaged(tmp_path):
   g = grid()
   saved(tmp_path, (1, 2), g).close()
   for step in (1, 2):
@@ -137,7 +137,7 @@ def test_when_none_can_be_read_the_run_ends_and_nothing_changes(tmp_path):
   assert sorted(f.relative_to(tmp_path) for f in tmp_path.rglob("*")) == before
 
 
-def test_a_reader_renames_nothing(tmp_path):
+def test_read_only_store_does_not_rename_checkpoints(tmp_path):
   g = grid()
   saved(tmp_path, (1, 2), g).close()
   DAMAGES["emptied"](parts_of(tmp_path / "checkpoints/2")["index"])
@@ -148,7 +148,7 @@ def test_a_reader_renames_nothing(tmp_path):
 
 
 def unmerged(folder):
-  """Orbax's bug with brackets in names: the manifest of all arrays is never written."""
+  """Removes the manifest of all arrays, which Orbax does not write for names with brackets (a bug)."""
   (folder / "state/manifest.ocdbt").unlink()
 
 
@@ -170,7 +170,7 @@ UNREADABLE = [unmerged, without_an_array, with_zeros, without_a_description]
 
 @pytest.fixture
 def spoiled(monkeypatch):
-  """Lets saves be spoiled between their last byte and their reading back: a list of what spoils them."""
+  """Returns a list of functions that damage a checkpoint after it is written and before it is read back."""
   spoilers, check = [], store.check_readable
 
   def spoil(folder):
@@ -183,7 +183,7 @@ def spoiled(monkeypatch):
 
 
 @pytest.mark.parametrize("spoiler", UNREADABLE, ids=lambda spoiler: spoiler.__name__)
-def test_a1_a_save_that_cannot_be_read_back_is_no_checkpoint_and_removes_none(tmp_path, spoiled, spoiler):
+def test_unreadable_save_is_discarded_and_removes_no_checkpoint(tmp_path, spoiled, spoiler):
   g = grid()
   checkpoint = saved(tmp_path, (10, 20), g, keep=2)
   spoiled.append(spoiler)
@@ -201,7 +201,7 @@ def test_a1_a_save_that_cannot_be_read_back_is_no_checkpoint_and_removes_none(tm
   again.close()
 
 
-def test_a1_the_first_save_of_a_process_is_read_back_before_it_returns(tmp_path, spoiled):
+def test_first_save_of_a_process_is_read_back_before_it_returns(tmp_path, spoiled):
   spoiled.append(unmerged)
   checkpoint = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(grid()))
   with pytest.raises(OSError, match=r"cannot be read back.*No earlier checkpoint exists"):
@@ -209,17 +209,19 @@ def test_a1_the_first_save_of_a_process_is_read_back_before_it_returns(tmp_path,
   assert reading.list_steps(tmp_path) == []
 
 
-def test_a1_reading_back_takes_the_description_the_manifest_and_two_arrays(tmp_path, monkeypatch):
+def test_reading_back_covers_metadata_manifest_and_two_arrays(tmp_path, monkeypatch):
   saved(tmp_path, (10,), grid()).close()
   read = []
   monkeypatch.setattr(reading, "_read_arrays", lambda state, wanted: read.append(set(wanted)) or {})
   reading.check_readable(tmp_path / "checkpoints/10")
-  monkeypatch.setattr(reading, "SAMPLE", 16)  # bytes: the half-precision array of 8 is the largest that is no longer
+  monkeypatch.setattr(
+    reading, "SAMPLE", 16
+  )  # bytes: the largest array within this limit is the half-precision array with 8 values
   reading.check_readable(tmp_path / "checkpoints/10")
   assert read == [{"step", "params/blocks/0/kernel"}, {"step", "optimizer/mu"}]
 
 
-def test_a_save_that_was_killed_is_not_seen(tmp_path):
+def test_partial_save_of_a_killed_run_is_ignored(tmp_path):
   g = grid()
   saved(tmp_path, (1,), g).close()
   half = tmp_path / "checkpoints/2.orbax-checkpoint-tmp"
