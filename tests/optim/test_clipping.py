@@ -1,4 +1,4 @@
-"""Clipping of tensors and of modules against PyTorch's `clip_grad_norm_`."""
+"""Tests of clipping by tensor and by module against PyTorch's `clip_grad_norm_`."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,7 @@ def clip(gradients, limit, of, stacked=()):
 
 
 def torch_clip(gradients, limit):
-  """The gradients of one call of PyTorch."""
+  """Returns the gradients that PyTorch clips in one call."""
   tensors = [torch.nn.Parameter(torch.zeros(gradient.shape)) for gradient in gradients]
   for tensor, gradient in zip(tensors, gradients, strict=True):
     tensor.grad = torch.tensor(np.asarray(gradient))
@@ -35,7 +35,7 @@ def draw():
 
 
 @pytest.mark.heavy
-def test_each_tensor_has_its_own_norm():
+def test_each_tensor_is_clipped_by_its_own_norm():
   gradients = draw()
   clipped = clip(gradients, 1.0, "tensor")
   for path, gradient in gradients.items():
@@ -43,7 +43,7 @@ def test_each_tensor_has_its_own_norm():
 
 
 @pytest.mark.heavy
-def test_each_layer_of_a_stack_is_a_tensor():
+def test_each_layer_of_a_stack_is_clipped_as_a_tensor():
   gradients = {"blocks/kernel": draw()["norm/scale"] * jnp.array([[0.01], [1], [2], [0.1]])}
   clipped = clip(gradients, 1.0, "tensor", stacked={"blocks/kernel"})["blocks/kernel"]
   expected = np.concatenate(torch_clip([gradients["blocks/kernel"][:1]], 1.0))
@@ -53,7 +53,7 @@ def test_each_layer_of_a_stack_is_a_tensor():
 
 
 @pytest.mark.heavy
-def test_the_model_and_each_head_have_their_own_norm():
+def test_model_and_each_head_are_clipped_by_their_own_norm():
   gradients = draw()
   modules = (
     ["blocks/0/kernel", "norm/scale", "task/mask_token"],
@@ -77,13 +77,13 @@ def test_the_model_and_each_head_have_their_own_norm():
     ("task/head/bias", "task/head"),
   ],
 )
-def test_a_module_is_the_model_or_a_part_of_the_task(path, module):
+def test_module_is_the_model_or_a_part_of_the_task(path, module):
   assert clipping.find_module(path) == module
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("by", ["tensor", "module"])
-def test_the_optimizer_clips_before_its_rule_and_ignores_frozen_parameters(by):
+def test_optimizer_clips_before_its_rule_without_frozen_parameters(by):
   params, gradients = example()
   args = {"name": "sgd", "momentum": 0.0, "lr": 1.0, "clip": 0.1, "clip_by": by, "frozen": ("embedding/.*",)}
   _, (update, *_), _ = walk(make(params, **args)[0], params, gradients[:1])
@@ -94,6 +94,6 @@ def test_the_optimizer_clips_before_its_rule_and_ignores_frozen_parameters(by):
   assert sorted(trees.flatten(update)) == sorted(params)
 
 
-def test_a_way_of_clipping_without_a_limit_is_an_error():
+def test_clip_by_without_a_limit_is_an_error():
   with pytest.raises(ConfigError, match=r"config\.optim\.clip_by: 'tensor' has no effect without clip"):
     make(example()[0], clip_by="tensor")

@@ -1,4 +1,4 @@
-"""Muon against NumPy in float64, and which parameters of the models are its matrices."""
+"""Tests of Muon against NumPy in float64, and of the selection of its matrices."""
 
 import contextlib
 import itertools
@@ -27,12 +27,12 @@ INPUTS = {"query": 6, "out": 10, "up": 6, "down": 9}
 
 
 def numpy_muon(p, gradients, inputs, lr, wd, beta=0.95, iterations=5):
-  """Keller Jordan's iteration on [inputs, outputs], by the singular values: they alone change."""
+  """Computes Keller Jordan's iteration on [inputs, outputs] by its singular values, the only values that change."""
   p, m = p.reshape(inputs, -1), 0
   for g in gradients:
     g = g.reshape(p.shape)
     m = beta * m + (1 - beta) * g
-    look = beta * m + (1 - beta) * g  # Nesterov's
+    look = beta * m + (1 - beta) * g  # Nesterov momentum
     u, s, v = np.linalg.svd(look, full_matrices=False)
     s = s / np.linalg.norm(s)
     for _ in range(iterations):
@@ -50,7 +50,7 @@ def drawn(rng, layers):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("args", [{}, {"momentum": 0.8, "iterations": 3}])
-def test_matrices_of_a_stack_equal_their_definition_and_all_else_is_adam(args):
+def test_stacked_matrices_match_muon_and_other_parameters_adam(args):
   rng = np.random.default_rng(0)
   params, gradients = drawn(rng, layers=3), [drawn(rng, layers=3) for _ in range(3)]
   after, _, _ = walk(
@@ -69,7 +69,7 @@ def test_matrices_of_a_stack_equal_their_definition_and_all_else_is_adam(args):
 
 
 @pytest.mark.heavy
-def test_layers_have_the_same_updates_stacked_and_by_themselves():
+def test_stacked_and_separate_layers_have_the_same_updates():
   rng = np.random.default_rng(1)
   stacked = [drawn(rng, layers=2) for _ in range(3)]
 
@@ -86,7 +86,7 @@ def test_layers_have_the_same_updates_stacked_and_by_themselves():
 
 
 @pytest.mark.heavy
-def test_what_devices_send_each_other_is_rounded_once():
+def test_bfloat16_updates_are_rounded_once():
   rng = np.random.default_rng(3)
   params, gradient = drawn(rng, layers=2), drawn(rng, layers=2)
   updates = [walk(make(params, name="muon", lr=1.0, dtype=kind)[0], params, [gradient])[1][0]
@@ -97,7 +97,7 @@ def test_what_devices_send_each_other_is_rounded_once():
 
 
 @pytest.mark.heavy
-def test_the_momentum_is_stored_as_asked():
+def test_momentum_is_stored_in_mu_dtype():
   state = make(drawn(np.random.default_rng(2), layers=1), name="muon", mu_dtype="bfloat16")[0].init(
     drawn(np.random.default_rng(2), layers=1)
   )
@@ -107,7 +107,7 @@ def test_the_momentum_is_stored_as_asked():
 
 
 @pytest.mark.parametrize("scan", [False, True])
-def test_the_matrices_of_a_vit_are_all_kernels_of_its_blocks_and_no_others(scan):
+def test_matrices_of_a_vit_are_exactly_the_kernels_of_its_blocks(scan):
   shapes = modules.shapes("ViT-Ti/16", scan=scan)
   kernels = {path for path in shapes if matrices.count_axes(path) is not None}
   assert kernels == {path for path in shapes if path.startswith("blocks/") and path.endswith("/kernel")}
@@ -115,7 +115,7 @@ def test_the_matrices_of_a_vit_are_all_kernels_of_its_blocks_and_no_others(scan)
 
 
 @pytest.mark.parametrize("path", ["root/conv/kernel", "head/kernel"])
-def test_a_model_without_such_matrices_is_refused(path):
+def test_model_without_matrices_is_an_error(path):
   with pytest.raises(
     ConfigError, match=r"config\.optim\.name: this model has no attention or MLP matrices.*Use 'adamw'"
   ):
@@ -129,12 +129,12 @@ VIT |= {"optim__name": "muon", "optim__dtype": "float32", "model__scan": True, "
 
 
 def run(devices=8, **changes):
-  """Parts of a small run by Muon."""
+  """Returns the parts of a small run with Muon."""
   return runs.parts(devices, **VIT | changes)
 
 
 def collectives(parts):
-  """{kind: how many in a step} of the compiled program."""
+  """Counts the collectives of each kind in a compiled step."""
   return {kind: traffic.calls for kind, traffic in hlo.read_program(parts.compile().as_text()).collectives.items()}
 
 
@@ -142,15 +142,15 @@ def collectives(parts):
 @pytest.mark.parametrize(
   "changes", [{}, {"mesh__data": 2, "mesh__fsdp": 4}, {"mesh__data": 4, "mesh__tensor": 2}], ids=str
 )
-def test_nothing_is_sent_while_matrices_are_iterated_on(changes):
+def test_iterations_on_matrices_need_no_communication(changes):
   one, five = (collectives(run(optim__iterations=count, **changes)) for count in (1, 5))
   assert one == five
-  if not changes:  # of two shapes of matrices the results come back; AdamW gathers nothing
+  if not changes:  # gathers the results of two matrix shapes; AdamW gathers no array
     assert five["all-gather"] == 2 and "all-gather" not in collectives(run(optim__name="adamw", optim__dtype="default"))
 
 
 def after(parts, count=4):
-  """Parameters after some steps."""
+  """Returns the parameters after some steps."""
   step, state = parts.compile(), parts.init()
   with contextlib.closing(parts.batches(0)) as batches:
     for batch in itertools.islice(batches, count):
@@ -174,13 +174,13 @@ MESHES = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("changes", MESHES, ids=str)
-def test_a_run_is_the_same_on_any_mesh(alone, changes):
+def test_run_gives_the_same_parameters_on_any_mesh(alone, changes):
   for path, value in after(run(8, **changes)).items():
     np.testing.assert_allclose(value, alone[path], atol=3e-4, err_msg=path)
 
 
 @pytest.mark.long
-def test_a_restart_has_the_same_bits_and_what_is_frozen_stays(tmp_path):
+def test_restart_has_the_same_bits_and_keeps_frozen_parameters(tmp_path):
   parts = run(optim__frozen="['blocks/mlp/up/kernel']", optim__layer_decay=0.8)
   whole = loop.train(parts, tmp_path / "whole")
   with pytest.raises(InterruptedError):

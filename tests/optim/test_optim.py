@@ -1,4 +1,4 @@
-"""What patterns on parameter paths do to optimizers, their states, and mistakes."""
+"""Tests of optimizers with patterns on parameter paths, of their states, and of errors."""
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,14 @@ from vit_jax.schema import Choice, ConfigError, enter_key
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", optim.RULES)
-def test_frozen_parts_do_not_move_hold_no_state_and_stay_out_of_the_norm(name):
+def test_frozen_parameters_have_no_update_no_state_and_no_norm(name):
   params, gradients = example()
   frozen = ("embedding/.*", "blocks/[01]/.*")
   args = {"name": name, "weight_decay": 0.1, "clip": 0.1}
   after, updates, state = walk(make(params, frozen=frozen, **args)[0], params, gradients)
   held = optim.list_frozen_paths(frozen, params)
   assert held == {p for p in params if p.startswith(("embedding", "blocks/0", "blocks/1"))}
-  # The same run without these parameters at all.
+  # Compared with the same run without these parameters.
   small = {p: v for p, v in params.items() if p not in held}
   lean = [{p: v for p, v in g.items() if p not in held} for g in gradients]
   expected, _, lean_state = walk(make(small, **args)[0], small, lean)
@@ -35,7 +35,7 @@ def test_frozen_parts_do_not_move_hold_no_state_and_stay_out_of_the_norm(name):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("frozen", [(), ("embedding/.*",)])
-def test_statistics_are_held_like_frozen_parts_and_no_pattern_sees_them(frozen):
+def test_statistics_are_frozen_and_match_no_pattern(frozen):
   params, gradients = example()
   own = {"norm/mean": jnp.ones(3), "norm/var": jnp.ones(3)}
   args = {"weight_decay": 0.1, "decay_on": ((".*", 1.0),), "clip": 0.1, "frozen": frozen, "layer_decay": 0.7}
@@ -58,7 +58,7 @@ def test_statistics_are_held_like_frozen_parts_and_no_pattern_sees_them(frozen):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("decay", ["times_lr", "independent"])
-def test_rates_are_multiplied_by_the_first_matching_pattern(decay):
+def test_first_matching_pattern_multiplies_the_rate(decay):
   params, gradients = example()
   common = {"weight_decay": 0.1, "decay": decay}
   plain, _ = make(params, **common)
@@ -66,12 +66,14 @@ def test_rates_are_multiplied_by_the_first_matching_pattern(decay):
   (_, (base, *_), _), (_, (update, *_), _) = walk(plain, params, gradients), walk(scaled, params, gradients)
   for path, value in params.items():
     factor = {"blocks/2": 0.5, "blocks/1": 0.25, "blocks/0": 0.25, "cls": 0.0}.get(path[:8].rstrip("/"), 1.0)
-    kept = -0.1 * value if decay == "independent" and path.endswith("kernel") else 0  # this decay has no rate
+    kept = (
+      -0.1 * value if decay == "independent" and path.endswith("kernel") else 0
+    )  # this decay does not depend on the rate
     np.testing.assert_allclose(update[path], factor * (base[path] - kept) + kept, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.heavy
-def test_layer_decay_shrinks_the_rates_from_head_to_embedding():
+def test_layer_decay_reduces_rates_from_head_to_embedding():
   params, gradients = example()
   _, (base, *_), _ = walk(make(params)[0], params, gradients)
   _, (update, *_), _ = walk(make(params, layer_decay=0.5)[0], params, gradients)
@@ -83,7 +85,7 @@ def test_layer_decay_shrinks_the_rates_from_head_to_embedding():
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_rates_and_ratios_of_layers_are_the_same_where_they_are_scanned(name):
+def test_scanned_layers_have_the_same_rates_and_ratios(name):
   unrolled, unrolled_gradients = example()
 
   def stack(flat):
@@ -102,13 +104,13 @@ def test_rates_and_ratios_of_layers_are_the_same_where_they_are_scanned(name):
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", optim.RULES)
 @pytest.mark.parametrize("frozen", [(), ("blocks/.*", "cls")])
-def test_the_state_tells_which_of_its_arrays_belong_to_which_parameter(name, frozen):
+def test_state_arrays_are_mapped_to_their_parameters(name, frozen):
   params, _ = example()
   transformation, _ = make(params, name=name, frozen=frozen, clip=1.0, weight_decay=0.1)
   shapes = jax.eval_shape(transformation.init, params)
   marked = optax.tree_utils.tree_map_params(
     transformation,
-    # Where frozen, the place of the parameter is taken by a MaskedNode.
+    # A MaskedNode replaces a frozen parameter.
     lambda leaf, path: leaf if isinstance(leaf, optax.MaskedNode) else path,
     shapes,
     {path: path for path in params},
@@ -126,8 +128,8 @@ def test_the_state_tells_which_of_its_arrays_belong_to_which_parameter(name, fro
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", [name for name in optim.RULES if name != "muon"])  # which wants blocks
-def test_states_of_modules_nested_dicts_and_flat_dicts_are_trained_alike(name):
+@pytest.mark.parametrize("name", [name for name in optim.RULES if name != "muon"])  # Muon requires blocks
+def test_module_states_and_nested_and_flat_dicts_train_alike(name):
   state = nnx.split(nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 2, rngs=nnx.Rngs(1))))[1]
   gradient = jax.tree.map(lambda x: 0.1 + jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), state)
   args = {"name": name, "weight_decay": 0.1, "clip": 1.0, "frozen": ("layers/1/bias",)}
@@ -143,7 +145,7 @@ def test_states_of_modules_nested_dicts_and_flat_dicts_are_trained_alike(name):
     np.testing.assert_array_equal(value, results[2][path])
 
 
-# Mistakes.
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -172,12 +174,12 @@ def test_states_of_modules_nested_dicts_and_flat_dicts_are_trained_alike(name):
     ({"layer_decay": 0.0}, "out of range"),
   ],
 )
-def test_a_mistake_is_one_error_that_says_what_to_do(args, says):
+def test_invalid_arguments_are_errors_with_a_fix(args, says):
   with pytest.raises(ConfigError, match=says):
     make(example()[0], **args)
 
 
-def test_layer_decay_needs_blocks_that_are_alike():
+def test_layer_decay_needs_equal_blocks():
   choice = bound("adamw", {"lr": 1e-2, "layer_decay": 0.5})
   with pytest.raises(ConfigError, match=r"config\.optim\.layer_decay: .*Use lr_multipliers"), enter_key("config.optim"):
     optim.create_optimizer(choice, example()[0], 10, lambda duration: 1)
@@ -194,7 +196,7 @@ def test_layer_decay_names_a_parameter_outside_the_order_of_layers():
   optim.create_optimizer(bound("adamw", {"lr": 1e-2}), example()[0], 10, lambda duration: 1, layers_above=above)
 
 
-def test_a_bound_choice_holds_every_default_and_binds_to_itself():
+def test_bound_choice_has_every_default_and_binds_to_itself():
   choice = bound("lion", {"lr": 1, "schedule": {"name": "rsqrt"}})
   assert choice.args["lr"] == 1.0 and choice.args["b2"] == 0.99 and choice.args["layer_decay"] is None
   assert choice.args["schedule"].args["timescale"] == "10k"
@@ -203,17 +205,17 @@ def test_a_bound_choice_holds_every_default_and_binds_to_itself():
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", optim.RULES)
-def test_zero_gradients_leave_parameters_where_they_are(name):
+def test_zero_gradients_do_not_change_parameters(name):
   params, gradients = example()
   zeros = [jax.tree.map(jnp.zeros_like, g) for g in gradients]
-  ratio = {"trust_ratio": "all"} if name == "lamb" else {}  # of what has no update it is 1
+  ratio = {"trust_ratio": "all"} if name == "lamb" else {}  # the ratio is 1 for a parameter without an update
   after, _, _ = walk(make(params, name=name, clip=1.0, **ratio)[0], params, zeros)
   jax.tree.map(np.testing.assert_array_equal, after, params)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("decay", ["times_lr", "independent"])
-def test_a_scheduled_weight_decay_has_its_value_at_each_step(decay):
+def test_scheduled_weight_decay_follows_its_formula_at_each_step(decay):
   params, gradients = example()
   total, end = 8, 0.4
   values = end + 0.5 * (0.04 - end) * (1 + np.cos(np.pi * np.arange(len(gradients)) / total))
@@ -234,7 +236,7 @@ def test_a_scheduled_weight_decay_has_its_value_at_each_step(decay):
 
 
 @pytest.mark.heavy
-def test_a_weight_decay_may_start_at_zero():
+def test_weight_decay_may_start_at_zero():
   params, gradients = example()
   schedule = Choice("cosine", {"end": 0.4})
   _, updates, _ = walk(make(params, weight_decay_schedule=schedule)[0], params, gradients)
@@ -245,7 +247,7 @@ def test_a_weight_decay_may_start_at_zero():
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_a_delayed_parameter_rests_while_its_moments_follow_the_gradients(name):
+def test_delayed_parameter_is_constant_while_its_moments_update(name):
   params, gradients = example()
   args = {"name": name, "weight_decay": 0.1, "clip": 0.5, "frozen": ("cls",)}
   delayed, _ = make(params, delay=(("head/kernel", "3"), ("head/.*", "20%"), ("norm/.*", "0")), **args)
@@ -264,7 +266,7 @@ def test_a_delayed_parameter_rests_while_its_moments_follow_the_gradients(name):
 
 
 @pytest.mark.heavy
-def test_options_that_are_not_used_leave_state_and_program_unchanged():
+def test_unused_options_leave_state_and_program_unchanged():
   params, gradients = example()
   args = {"weight_decay": 0.1, "clip": 0.5}
   plain, _ = make(params, **args)
@@ -272,9 +274,9 @@ def test_options_that_are_not_used_leave_state_and_program_unchanged():
   texts = [jax.jit(each.update).lower(gradients[0], each.init(params), params).as_text() for each in (plain, spelled)]
   assert texts[0] == texts[1] and "sin" not in texts[0]
   counts = [value for value in jax.tree.leaves(plain.init(params)) if value.shape == ()]
-  assert len(counts) == 2  # of Adam and of the learning rate
+  assert len(counts) == 2  # the counts of Adam and of the learning rate
 
 
-def test_a_delay_until_the_end_of_the_run_is_an_error():
+def test_delay_until_the_end_of_the_run_is_an_error():
   with pytest.raises(ConfigError, match=r"config.optim.delay\[1\]: 10 steps, but the run has 10"):
     make(example()[0], delay=(("cls", "2"), ("head/.*", "100%")))

@@ -1,4 +1,4 @@
-"""Rules of optimizers against NumPy in float64, and against Optax."""
+"""Tests of optimizer rules against NumPy in float64 and against Optax."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_adafactor_stores_rows_and_columns_of_large_kernels_only():
 
 def numpy_adamw(p, gradients, lr, wd, b1=0.9, b2=0.999, eps=1e-8):
   m = v = 0
-  for t, g in enumerate(gradients, 1):  # torch.optim.AdamW: first the decay, then the step
+  for t, g in enumerate(gradients, 1):  # torch.optim.AdamW applies the decay before the step
     p = p * (1 - lr * wd)
     m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
     p = p - lr / (1 - b1**t) * m / (np.sqrt(v) / math.sqrt(1 - b2**t) + eps)
@@ -57,7 +57,7 @@ def numpy_lion(p, gradients, lr, wd, b1=0.9, b2=0.99):
 
 
 def numpy_lamb(p, gradients, lr, wd, b1=0.9, b2=0.999, eps=1e-6):
-  """timm's Lamb without its clipping: what is not decayed is not adapted."""
+  """Computes timm's Lamb without its clipping. Parameters without decay have a ratio of 1."""
   m = v = 0
   for t, g in enumerate(gradients, 1):
     m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
@@ -67,7 +67,7 @@ def numpy_lamb(p, gradients, lr, wd, b1=0.9, b2=0.999, eps=1e-6):
 
 
 def numpy_adafactor(p, gradients, lr, wd, b2_cap=0.999):
-  """Unfactored: no axis of the example is long enough."""
+  """Computes Adafactor without factors, because no axis of the example is long enough."""
   v, m = np.zeros_like(p), 0
   for t, g in enumerate(gradients, 1):
     b2 = min(b2_cap, 1 - t**-0.8)
@@ -93,7 +93,7 @@ def numpy_adafactor(p, gradients, lr, wd, b2_cap=0.999):
     ("adafactor", {"momentum_dtype": "float32", "b2_cap": 0.5}, numpy_adafactor),
   ],
 )
-def test_a_rule_with_adams_decay_equals_its_definition(name, args, oracle):
+def test_rule_matches_its_numpy_definition(name, args, oracle):
   params, gradients = example()
   transformation, _ = make(params, name=name, lr=0.02, weight_decay=0.3, **args)
   after, _, _ = walk(transformation, params, gradients)
@@ -106,7 +106,7 @@ def test_a_rule_with_adams_decay_equals_its_definition(name, args, oracle):
     np.testing.assert_allclose(after[path], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_adamw_is_optax_adamw():
+def test_adamw_matches_optax():
   params, gradients = example()
   transformation, rate = make(
     params, weight_decay=0.05, clip=0.5, schedule=Choice("cosine"), warmup="2", mu_dtype="bfloat16"
@@ -122,9 +122,9 @@ def test_adamw_is_optax_adamw():
   assert all(m.dtype == jnp.bfloat16 for m in moments.values())
 
 
-def test_lamb_of_all_parameters_is_optax_lamb():
+def test_lamb_with_trust_ratio_all_matches_optax():
   params, gradients = example()
-  params["cls"] = jnp.zeros_like(params["cls"])  # whose ratio is 1
+  params["cls"] = jnp.zeros_like(params["cls"])  # its ratio is 1
   transformation, rate = make(params, name="lamb", weight_decay=0.05, trust_ratio="all", clip=0.5, warmup="2")
   mask = {path: path.endswith("kernel") for path in params}
   theirs = optax.chain(optax.clip_by_global_norm(0.5), optax.lamb(rate, weight_decay=0.05, mask=mask))
@@ -133,7 +133,7 @@ def test_lamb_of_all_parameters_is_optax_lamb():
   assert_same_updates(ours, expected, 1e-6)
 
 
-def test_lars_is_sgd_with_the_ratio():
+def test_sgd_with_a_trust_ratio_is_lars():
   params, gradients = example()
   transformation, _ = make(params, name="sgd", momentum=0.0, weight_decay=0.1, trust_ratio="decayed")
   _, (update, *_), _ = walk(transformation, params, gradients)
@@ -145,7 +145,7 @@ def test_lars_is_sgd_with_the_ratio():
     np.testing.assert_allclose(update[path], -1e-2 * ratio * g, rtol=1e-5, atol=1e-8)
 
 
-def test_a_ratio_that_adapts_nothing_is_refused():
+def test_trust_ratio_without_an_effect_is_an_error():
   with pytest.raises(ConfigError, match=r"config.optim.trust_ratio: 'decayed' has no effect.*weight_decay is 0"):
     make(example()[0], name="lamb")
 
@@ -160,7 +160,7 @@ def test_independent_decay_does_not_depend_on_the_learning_rate():
     np.testing.assert_allclose(update["head/kernel"], -lr * 0.01 * params["head/kernel"], rtol=1e-5)
 
 
-def test_a_compiled_step_is_the_same_step():
+def test_compiled_step_equals_the_eager_step():
   params, gradients = example()
   transformation, _ = make(params, weight_decay=0.1, clip=0.1, layer_decay=0.9, frozen=("cls",))
   state = transformation.init(params)
@@ -169,7 +169,7 @@ def test_a_compiled_step_is_the_same_step():
   assert_same_updates([compiled], [eager], 1e-6)
 
 
-def test_the_schedule_that_is_logged_is_the_one_that_is_applied():
+def test_logged_rate_is_the_applied_rate():
   params, gradients = example()
   transformation, rate = make(params, name="lion", schedule=Choice("linear"), warmup="2", lr=0.1)
   _, updates, _ = walk(transformation, params, gradients)

@@ -1,4 +1,4 @@
-"""Learning rates against the curves of big_vision, vision_transformer and timm, and against their definitions."""
+"""Tests of learning rate schedules against their definitions, and against DINO's schedule."""
 
 import jax
 import numpy as np
@@ -36,19 +36,19 @@ def test_every_schedule_is_finite_positive_and_below_its_peak(name):
 
 
 @pytest.mark.heavy
-def test_cosine_is_half_way_in_the_middle_and_stays_at_its_end():
+def test_cosine_has_its_mean_in_the_middle_and_keeps_its_end():
   rates = at(make("cosine", 1.0, 120, "20", end=0.2), [20, 70, 120, 500])
   np.testing.assert_allclose(rates, [1, 0.6, 0.2, 0.2], atol=1e-6)
 
 
 @pytest.mark.heavy
-def test_a_constant_rate_cools_down_to_zero():
+def test_constant_rate_cools_down_to_zero():
   rates = at(make("constant", 2.0, 100, "10", cooldown="20%"), [5, 10, 80, 90, 99, 100])
   np.testing.assert_allclose(rates, [1, 2, 2, 1, 0.1, 0], atol=1e-6)
 
 
 @pytest.mark.heavy
-def test_a_schedule_takes_a_python_int_as_well_as_a_traced_step():
+def test_schedule_accepts_a_python_int_and_a_traced_step():
   for name in "cosine", "epoch_cosine":
     schedule = make(name, 1.0, 100, "10")
     assert float(schedule(37)) == pytest.approx(float(jax.jit(schedule)(37)))
@@ -71,12 +71,12 @@ def test_a_schedule_takes_a_python_int_as_well_as_a_traced_step():
     ("cosin", "0", {}, "Did you mean 'cosine'"),
   ],
 )
-def test_what_cannot_be_is_one_error_that_says_what_to_do(name, warmup, args, says):
+def test_invalid_schedules_are_errors_with_a_fix(name, warmup, args, says):
   with pytest.raises(ConfigError, match=says):
     make(name, 1.0, 100, warmup, **args)
 
 
-def test_epochs_that_no_memory_holds_are_refused():
+def test_more_than_a_million_epochs_are_an_error():
   with pytest.raises(
     ConfigError, match=r"schedule.name: 100,000,000 steps are 100,000,000 epochs. Allowed: at most a million"
   ):
@@ -84,12 +84,12 @@ def test_epochs_that_no_memory_holds_are_refused():
 
 
 @pytest.mark.heavy
-def test_a_point_far_beyond_the_run_is_never_reached():
+def test_point_beyond_the_run_is_never_reached():
   assert at(make("stair", 1.0, 100, at=("99999M",), factors=(0.0,)), [99]) == 1
 
 
 def published(peak, end, start, warmup, total):
-  """The schedule of DINO: a list of all rates in float64."""
+  """Returns all rates of DINO's schedule in float64."""
   iterations = np.arange(total - warmup)
   cosine = end + 0.5 * (peak - end) * (1 + np.cos(np.pi * iterations / len(iterations)))
   return np.concatenate([np.linspace(start, peak, warmup), cosine])
@@ -97,7 +97,7 @@ def published(peak, end, start, warmup, total):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("warmup", "start"), [(21, 0.0), (21, 1e-5), (1, 0.0), (0, 0.0), (84, 0.0)])
-def test_the_cosine_of_dino_has_its_peak_twice(warmup, start):
+def test_linspace_cosine_matches_dino(warmup, start):
   rates = at(make("linspace_cosine", 2e-3, 84, str(warmup), end=1e-6, start=start), range(90))
   np.testing.assert_allclose(rates[:84], published(2e-3, 1e-6, start, warmup, 84), rtol=2e-6)
   np.testing.assert_allclose(rates[84:], 1e-6, rtol=1e-6)
