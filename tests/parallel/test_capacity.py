@@ -1,4 +1,4 @@
-"""Limits of the devices: errors name the nearest batch and the missing memory; test_build has those of real runs."""
+"""Tests of errors for batches and states that do not fit the devices. Errors of real runs are in test_build."""
 
 import jax
 import pytest
@@ -9,7 +9,7 @@ from vit_jax.schema import ConfigError
 from vit_jax.training.steps import State
 
 
-def test_a_batch_divides_over_the_devices_or_the_nearest_that_do_are_named():
+def test_batch_that_does_not_divide_is_an_error_with_the_nearest_sizes():
   grid = sharding.make_mesh(Mesh(), jax.devices()[:8])
   capacity.check_batch(16, 1, grid, 16, "train")
   with pytest.raises(ConfigError, match="16 is larger than the 15 images of 'train'"):
@@ -20,13 +20,13 @@ def test_a_batch_divides_over_the_devices_or_the_nearest_that_do_are_named():
     capacity.check_batch(24, 2, grid, 1000, "train")
 
 
-def test_a_state_that_does_not_fit_is_refused(monkeypatch):
+def test_state_larger_than_the_memory_is_an_error(monkeypatch):
   grid = sharding.make_mesh(Mesh(), jax.devices()[:1])
   placement = sharding.make_replicated_sharding(grid)
   params = {"w": jax.ShapeDtypeStruct((2**28,), "float32", sharding=placement)}
   state = State(jax.ShapeDtypeStruct((), "int32", sharding=placement), params, {}, ())
   monkeypatch.setattr(capacity.hardware, "get_memory", lambda device: 2**31 + 4)
-  capacity.check_memory("a", grid, state)  # 2 GiB of parameters and gradients
+  capacity.check_memory("a", grid, state)  # parameters and gradients need 2 GiB
   monkeypatch.setattr(capacity.hardware, "get_memory", lambda device: 2**30)
   with pytest.raises(ConfigError, match=r"a needs 2\.0 GiB on each of 1 device .* has 1\.0 GiB"):
     capacity.check_memory("a", grid, state)

@@ -1,4 +1,4 @@
-"""Chips and slices: figures of a device by its kind, names of slices, and that the TPU's compiler knows them."""
+"""Tests of chips and slices: peak and memory by device kind, names of slices, and the TPU compiler's topologies."""
 
 import platform
 import types
@@ -10,13 +10,13 @@ from vit_jax.parallel import hardware
 from vit_jax.planning import estimate
 
 
-def test_the_table_is_per_jax_device():
+def test_peak_and_memory_are_per_jax_device():
   core = types.SimpleNamespace(device_kind="TPU v3", platform="tpu")
   assert hardware.get_peak_flops(core) == 61.5e12
   assert hardware.get_memory(core) == int(15.48 * 2**30)
 
 
-def test_an_unknown_chip_has_no_peak():
+def test_unknown_chip_has_no_peak_and_no_memory():
   assert hardware.get_peak_flops(types.SimpleNamespace(device_kind="TPU v99", platform="tpu")) is None
   assert hardware.get_memory(types.SimpleNamespace(device_kind="TPU v99", platform="tpu")) is None
 
@@ -43,7 +43,7 @@ def test_cpu_devices_share_the_machine():
     ("2xv5e-256", "v5e:16x16", "2xv5e-256", 512, 512, 128),
   ],
 )
-def test_a_slice_by_any_of_its_names(text, name, rented, cores, chips, hosts):
+def test_slice_is_parsed_from_any_of_its_names(text, name, rented, cores, chips, hosts):
   slice_ = hardware.parse_slice(text)
   assert (slice_.name, slice_.rented, slice_.cores, slice_.chips, slice_.hosts) == (name, rented, cores, chips, hosts)
 
@@ -52,11 +52,11 @@ def test_a_slice_by_any_of_its_names(text, name, rented, cores, chips, hosts):
   ("text", "vcpus"),
   [("v3-8", 96), ("v3-512", 96), ("v4-16", 240), ("v5e-1", 24), ("v5e-8", 224), ("v5e-16", 112), ("2xv6e-16", 180)],
 )
-def test_a_host_has_cores_by_its_chips(text, vcpus):
+def test_vcpus_of_a_host_depend_on_its_chips(text, vcpus):
   assert hardware.parse_slice(text).vcpus == vcpus
 
 
-def test_the_host_of_every_slice_has_cores():
+def test_host_of_every_slice_has_at_least_24_vcpus():
   slices = [slice_ for generation in hardware.GENERATIONS for slice_ in hardware.list_slices(generation)]
   assert min(slice_.vcpus for slice_ in slices) == 24
 
@@ -72,14 +72,14 @@ def test_the_host_of_every_slice_has_cores():
     ("0xv3-32", "is not a TPU slice"),
   ],
 )
-def test_a_typo_says_what_there_is(text, message):
+def test_misspelled_slice_is_an_error_with_a_suggestion(text, message):
   with pytest.raises(ValueError, match=message):
     hardware.parse_slice(text)
 
 
-def test_the_compiler_knows_every_slice_that_can_be_rented():
-  """Number of devices, their kind, and so many hosts; of each generation the smallest, a middle one and the largest."""
-  with estimate.use_tpu_compiler(kernels=True):  # as other tests of the same process need it
+def test_compiler_supports_slices_of_every_generation():
+  """Compares devices, their kind and hosts of the smallest, a middle and the largest slice of each generation."""
+  with estimate.use_tpu_compiler(kernels=True):  # other tests of the same process need the compiler with kernels
     _compare()
 
 
@@ -90,11 +90,11 @@ def _compare():
       devices = estimate.make_topology_devices(slice_)
       assert {d.device_kind for d in devices} == {kind.kind}
       assert len(devices) == slice_.chips * kind.devices
-      if slice_.chips > 8:  # smaller ones the compiler cuts otherwise than Cloud TPU
+      if slice_.chips > 8:  # the compiler splits smaller slices differently from Cloud TPU
         assert len({d.process_index for d in devices}) == slice_.hosts
 
 
-def test_f3_the_processor_is_named_as_the_system_names_it():
+def test_cpu_name_is_that_of_the_system():
   with open("/proc/cpuinfo") as file:
     named = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
   assert hardware.get_cpu_name() == (named[0] if named else platform.processor())

@@ -1,4 +1,4 @@
-"""Mesh sizes, shardings by table, and rows of a batch for a process."""
+"""Tests of mesh sizes, shardings by table, and the rows of a batch in each process."""
 
 import jax
 import numpy as np
@@ -26,19 +26,19 @@ def grid(**sizes):
     ({"replica": 2}, (2, 4, 1, 1)),
   ],
 )
-def test_sizes_multiply_to_the_devices(wanted, shape):
+def test_mesh_sizes_multiply_to_the_number_of_devices(wanted, shape):
   assert tuple(grid(**wanted).shape.values()) == shape
 
 
 @pytest.mark.parametrize("wanted", [{"data": 3}, {"data": 0}, {"data": -1, "fsdp": -1}, {"tensor": 16}, {"fsdp": 3}])
-def test_sizes_that_do_not_fit_are_refused(wanted):
+def test_mesh_sizes_that_do_not_fit_are_an_error(wanted):
   with pytest.raises(schema.ConfigError, match=r"config.mesh: replica=1, data="):
     grid(**wanted)
 
 
 @pytest.mark.parametrize("name", ["v3-32", "v3-128", "v4-64", "v5e-16", "v5e-64", "v5p-32", "v6e-16", "2xv5e-16"])
-def test_powers_of_two_fit_the_chips_of_a_slice(name):
-  """A grid of 4 x 4 chips has no row of 8."""
+def test_mesh_sizes_of_powers_of_two_fit_every_slice(name):
+  """Meshes must combine rows of chips: a grid of 4 x 4 chips does not have a row of 8."""
   slice_ = hardware.parse_slice(name)
   with estimate.use_tpu_compiler(kernels=True):
     devices = estimate.make_topology_devices(slice_)
@@ -50,7 +50,7 @@ def test_powers_of_two_fit_the_chips_of_a_slice(name):
       assert len({getattr(device, "slice_index", 0) for device in part.flat}) == 1
 
 
-def test_parameters_are_split_by_the_row_of_their_path():
+def test_parameters_are_sharded_by_the_table_row_of_their_path():
   shapes = {
     "a/kernel": jax.ShapeDtypeStruct((4, 6), np.float32),
     "b/kernel": jax.ShapeDtypeStruct((12, 5, 6), np.float32),  # scanned; 5 is odd
@@ -64,13 +64,13 @@ def test_parameters_are_split_by_the_row_of_their_path():
 
 
 @pytest.mark.parametrize("path", ["c/kernel", "a/bias/bias"])
-def test_a_parameter_without_exactly_one_row_is_an_error(path):
+def test_parameter_without_exactly_one_row_is_an_error(path):
   table = (*TABLE, (".*/bias", (None,)))
   with pytest.raises(ValueError, match="sharding table"):
     sharding.find_parameter_shardings(table, {path: jax.ShapeDtypeStruct((4,), np.float32)}, grid())
 
 
-def test_optimizer_state_lives_where_its_parameter_lives():
+def test_optimizer_state_is_sharded_like_its_parameter():
   g = grid(data=1, fsdp=4, tensor=2)
   shapes = {"a/kernel": jax.ShapeDtypeStruct((4, 6), np.float32), "bias": jax.ShapeDtypeStruct((4,), np.float32)}
   params = sharding.find_parameter_shardings(TABLE, shapes, g)
@@ -81,17 +81,17 @@ def test_optimizer_state_lives_where_its_parameter_lives():
 
 
 @pytest.mark.parametrize("sizes", [{}, {"data": 2, "fsdp": 2, "tensor": 2}, {"data": 1, "tensor": 8}])
-def test_global_arrays_hold_the_rows_of_the_batch(sizes):
+def test_global_arrays_contain_the_rows_of_the_batch(sizes):
   split = sharding.make_batch_sharding(grid(**sizes))
   rows = sharding.find_local_rows(split, 16)
-  assert rows.tolist() == list(range(16))  # one process holds everything
+  assert rows.tolist() == list(range(16))  # one process has all rows
   values = np.arange(16 * 3).reshape(16, 3)
   made = sharding.make_global_array(values, rows, 16, split)
   np.testing.assert_array_equal(made, values)
   assert made.sharding == split
 
 
-def test_a_host_array_is_placed_as_its_sharding_says():
+def test_host_array_is_placed_by_its_sharding():
   g = grid(data=2, fsdp=4)
   array = np.arange(32, dtype=np.float32).reshape(8, 4)
   placed = sharding.place_array(array, jax.sharding.NamedSharding(g, P("fsdp")))
@@ -99,7 +99,7 @@ def test_a_host_array_is_placed_as_its_sharding_says():
   assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 4)}
 
 
-def test_an_average_is_split_where_nothing_else_is():
+def test_averages_are_sharded_on_axes_that_are_free():
   shapes = {
     "mlp/kernel": (256, 512),
     "query/kernel": (256, 3, 16),
@@ -124,7 +124,7 @@ def test_an_average_is_split_where_nothing_else_is():
     "bias": (256,),
     "scalar": (),
   }
-  # What is split over fsdp is split over data beside it, never twice on one axis.
+  # An array that is sharded over fsdp may also be sharded over data, but never on the same axis.
   both = grid(data=2, fsdp=4)
   table = ((".*kernel", ("fsdp", "tensor")),)
   split = sharding.find_parameter_shardings(table, {"a/kernel": shapes["mlp/kernel"]}, both)
@@ -140,7 +140,7 @@ def test_an_average_is_split_where_nothing_else_is():
     ("up/kernel", (8, 24), {"fsdp": 4}),
   ],
 )
-def test_gathering_changes_no_number_and_leaves_tensor_axes_split(path, shape, sizes):
+def test_gathering_keeps_values_and_tensor_sharding(path, shape, sizes):
   table = (
     ("query/kernel", ("fsdp", "tensor", None)),
     ("out/kernel", ("tensor", None, "fsdp")),
@@ -157,7 +157,7 @@ def test_gathering_changes_no_number_and_leaves_tensor_axes_split(path, shape, s
   assert np.prod(result.sharding.shard_shape(shape)) == value.size // pieces
 
 
-def test_what_is_not_split_for_storage_is_left_alone():
+def test_gathering_returns_unsharded_arrays_unchanged():
   table = ((".*", (None,)),)
   value = np.ones(8, np.float32)
   assert sharding.make_gather(table, grid(data=1, fsdp=8), np.dtype("bfloat16"))("norm/scale", value) is value
@@ -166,7 +166,7 @@ def test_what_is_not_split_for_storage_is_left_alone():
 
 
 class Slice:
-  """A device of a multislice run, as far as a mesh asks."""
+  """A device of a multislice run with the attributes that a mesh needs."""
 
   platform, device_kind = "tpu", "TPU v5 lite"
 
@@ -178,7 +178,7 @@ class Slice:
     return f"{self.slice_index}/{self.id}"
 
 
-def test_slices_are_replicas():
+def test_slices_of_a_multislice_run_are_replicas():
   devices = [Slice(i, i // 4) for i in range(8)]
   made = sharding.make_mesh(config.Mesh(replica=2, fsdp=2), devices)
   assert dict(made.shape) == {"replica": 2, "data": 2, "fsdp": 2, "tensor": 1}
@@ -188,7 +188,7 @@ def test_slices_are_replicas():
     sharding.make_mesh(config.Mesh(), devices)
 
 
-def test_shapes_take_the_shardings_of_a_pytree_like_theirs():
+def test_add_shardings_follows_the_tree_of_shapes():
   shapes = {"a": jax.ShapeDtypeStruct((8, 2), np.float16), "b": [jax.ShapeDtypeStruct((3,), np.int32)]}
   whole, split = sharding.make_replicated_sharding(grid()), sharding.make_batch_sharding(grid())
   made = sharding.add_shardings(shapes, {"a": split, "b": [whole]})
@@ -198,7 +198,7 @@ def test_shapes_take_the_shardings_of_a_pytree_like_theirs():
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("sizes", [(3,), (3, 5), (4, 8, 1)])
-def test_rows_are_shared_out_and_come_back_in_order_to_all(sizes):
+def test_sharded_rows_are_returned_in_order_to_all_devices(sizes):
   made, draw = grid(data=2, fsdp=2, tensor=2), np.random.default_rng(0)
   stacks = [draw.standard_normal((rows, 4, 5)).astype(np.float32) for rows in sizes]
   seen = []
