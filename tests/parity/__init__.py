@@ -1,4 +1,4 @@
-"""Numbers that the original codes computed, and what checks ours against them; fixtures/README.md says which."""
+"""Checks against numbers that the original programs computed. fixtures/README.md lists these numbers."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ from tests.parity import augmentation, models, optimizers, position_tables, prob
 from tests.parity.compare import Result
 
 FOLDER = pathlib.Path(__file__).parent / "fixtures"
-KINDS = {  # folder -> which files, what checks them
+KINDS = {  # folder -> pattern of its files, function that checks a file
   "models": ("*.json", models.check),
   "posemb": ("*.npz", position_tables.check),
   "fewshot": ("*.npz", probes.check),
@@ -20,7 +20,7 @@ KINDS = {  # folder -> which files, what checks them
 
 
 def fixtures(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
-  """(kind, file) of every fixture that a folder of fixtures holds, or that lies in it as in one of its parts."""
+  """Returns (kind, file) of every fixture in a folder of fixtures, or in a folder of one kind."""
   result = []
   for kind, (pattern, _) in KINDS.items():
     part = folder / kind if (folder / kind).is_dir() else folder
@@ -31,13 +31,13 @@ def fixtures(folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
 
 
 def _has_models(folder):
-  """Whether a folder of any name holds descriptions of models."""
+  """Returns whether a folder of any name contains descriptions of models."""
   files = sorted(folder.glob("*.json"))
   return bool(files) and "tensors" in json.loads(files[0].read_text())
 
 
 def _has_self_distillation(folder):
-  """Whether a folder of any name holds numbers of self-distillation."""
+  """Returns whether a folder of any name contains numbers of self-distillation."""
   return any(selfsup.find_check(file) for file in folder.glob("*.npz"))
 
 
@@ -45,7 +45,7 @@ FOUND = {"models": _has_models, "selfsup": _has_self_distillation}  # in a folde
 
 
 def check(kind: str, file: pathlib.Path) -> Iterator[Result]:
-  """The results of one file; a file that cannot be understood is a failure, not the end."""
+  """Yields the results of one file. A file that cannot be read gives a failed result instead of an exception."""
   try:
     yield from KINDS[kind][1](file)
   except (ArithmeticError, AssertionError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:

@@ -1,10 +1,10 @@
-"""Runs parity fixtures, numbers computed by the original codes: python -m tests.parity [DIR]
+"""Runs parity fixtures, numbers computed by the original programs: python -m tests.parity [DIR]
 
-DIR holds any of models/, posemb/, fewshot/, schedules/, optimizers/, augment/ and selfsup/, or is one of these folders
-itself; without it, the fixtures beside this file.
-One line for each fixture: its name, the largest relative error (the largest difference over the largest expected
-value), pass or fail by the fixture's own absolute tolerance. The last line is `N passed, M failed`; exit code 1 if any
-failed.
+DIR contains any of models/, posemb/, fewshot/, schedules/, optimizers/, augment/ and selfsup/, or is one of these
+folders. The default is the folder of fixtures next to this file.
+The command prints one line for each fixture: its name, the largest relative error, and pass or fail. The relative error
+is the largest difference divided by the largest expected value. The result depends on the fixture's own absolute
+tolerance. The last line is `N passed, M failed`. The exit code is 1 if a fixture failed.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from tests.parity import FOLDER, KINDS, check, fixtures
 
 
 def main() -> int:
-  """Prints the table; 1 if anything failed, 2 if there was nothing to do."""
+  """Prints the table. Returns 1 if a fixture failed, and 2 if no fixture was found."""
   parser = argparse.ArgumentParser("python -m tests.parity", description=__doc__)
   parser.add_argument("folder", nargs="?", type=pathlib.Path, default=FOLDER, help="of fixtures")
   folder = parser.parse_args().folder

@@ -1,4 +1,4 @@
-"""Operations of RandAugment, mixup and CutMix."""
+"""Parity checks of the operations of RandAugment, mixup and CutMix."""
 
 import pathlib
 import re
@@ -14,18 +14,18 @@ from vit_jax.data import coordinates, mixup, randaugment
 
 
 def check(file: pathlib.Path) -> Iterator[Result]:
-  """Operations of RandAugment where the file lists any, else mixing."""
+  """Checks operations of RandAugment if the file lists any, else mixing."""
   yield from (check_operations if "ops" in np.load(file) else check_mixing)(file)
 
 
 def check_operations(file: pathlib.Path) -> Iterator[Result]:
-  """Arguments from magnitude and sign, and images: exactly, but for one gray level where pixels are interpolated."""
+  """Checks arguments by magnitude and sign, and images. Interpolated pixels may differ by one gray level."""
   arrays = np.load(file)
   fill = tuple(arrays["fill"].tolist())
   for name in arrays["ops"]:
     op = randaugment.INCREASING[name]
     arguments = [[op.argument(m, s) for s in arrays["signs"]] for m in arrays["magnitudes"]]
-    # An operation without argument has None here and NaN in the file.
+    # An operation without an argument has None here and NaN in the file.
     ours, theirs = (np.nan_to_num(np.asarray(x, float), nan=-1) for x in (arguments, arrays[f"{name}_argument"]))
     yield compare(f"{file.stem}/{name}_argument", ours, theirs, 1e-12)
     for key, interpolation in (("out", "bilinear"), ("out_bicubic", "bicubic")):
@@ -36,7 +36,7 @@ def check_operations(file: pathlib.Path) -> Iterator[Result]:
 
 
 def check_mixing(file: pathlib.Path) -> Iterator[Result]:
-  """Mixup and CutMix with given weights and boxes; the partner is the batch in reverse order."""
+  """Checks mixup and CutMix with given weights and boxes. The partner is the batch in reverse order."""
   arrays = np.load(file)
 
   def smooth(targets, smoothing):

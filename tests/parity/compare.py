@@ -1,4 +1,4 @@
-"""One comparison of arrays, and what came of it."""
+"""Comparison of two arrays, and its result."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """One comparison: its name, the largest relative error, and what is wrong ("" if nothing is)."""
+  """The result of a comparison: its name, the largest relative error, and the problem ("" for a pass)."""
 
   name: str
   error: float
@@ -15,11 +15,11 @@ class Result:
 
 
 def compare(name: str, ours, theirs, tolerance: float) -> Result:
-  """A result for arrays that may differ by `tolerance` in each value."""
+  """Compares arrays that may differ by `tolerance` in each value."""
   ours, theirs = (np.asarray(x, np.float64) for x in (ours, theirs))
   if ours.shape != theirs.shape:
     return Result(name, float("inf"), f"shape {ours.shape} instead of {theirs.shape}")
   difference = float(np.abs(ours - theirs).max())
   relative = difference / max(float(np.abs(theirs).max()), 1e-30)
-  within = difference <= tolerance  # false for NaN too
+  within = difference <= tolerance  # also false for NaN
   return Result(name, relative, "" if within else f"difference {difference:.3g}, tolerance {tolerance:.3g}")

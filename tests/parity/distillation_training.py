@@ -1,4 +1,4 @@
-"""Training of DINO and DINOv2: schedules, clipping, multipliers of parameters, and votes of nearest neighbours."""
+"""Parity checks of DINO's and DINOv2's training: schedules, clipping, multipliers and votes of nearest neighbours."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,13 @@ from vit_jax.optim import clipping, schedules, value_schedules
 from vit_jax.schema import Choice, Duration, bind, lookup
 
 Arrays = Mapping[str, np.ndarray]
-RELATIVE = 1e-6  # of float32, for each value
+RELATIVE = 1e-6  # tolerance of float32, relative to each value
 
 # Schedules.
 
 
 def near(name: str, ours, theirs) -> Result:
-  """A result for values that may each differ by a share of themselves. A learning rate of 0 is exact."""
+  """Compares values that may each differ by a share of themselves. A learning rate of 0 must be exact."""
   allowed = RELATIVE * np.where(theirs == 0, 1, np.abs(theirs))
   return compare(name, np.asarray(ours, np.float64) / allowed, theirs / allowed, 1.0)
 
@@ -78,7 +78,7 @@ def check_dinov2(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
 
 
 def _delayed_rates(rates: dict, total: int, epoch: int, count: int) -> np.ndarray:
-  """Learning rates of a last layer, from the updates of the whole optimizer for a constant gradient."""
+  """Returns the learning rates of a last layer, measured from the optimizer's updates for a constant gradient."""
   arguments = {
     "lr": rates["lr"],
     "momentum": 0.0,
@@ -114,7 +114,7 @@ def check_clipping(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
   yield compare(f"{name}/norms", norms / np.sort(arrays["norms"]), np.ones(len(norms)), 1e-6)
 
 
-NAMES = (  # names of DINOv2 -> ours
+NAMES = (  # names of DINOv2 -> paths in vit_jax
   ("cls_token", "cls"),
   ("pos_embed", "position/table"),
   ("register_tokens", "registers"),
@@ -132,7 +132,7 @@ DECAYED = ((r".*/kernel|cls|registers|position/table|task/mask_token|.*/last/sca
 
 
 def find_paths(name: str, paths) -> list[str]:
-  """Our parameters that a parameter of DINOv2 became."""
+  """Returns the paths of the parameters that correspond to a parameter of DINOv2."""
   for pattern, ours in NAMES:
     if match := re.fullmatch(pattern, name):
       ours = match.expand(ours)
@@ -142,7 +142,7 @@ def find_paths(name: str, paths) -> list[str]:
 
 
 def check_groups(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
-  """Multipliers from two updates of the whole optimizer: of a gradient, and of the decay alone."""
+  """Checks multipliers that are measured from two optimizer updates: with a gradient, and with the decay alone."""
   depth, decay = meta["depth"], meta["layerwise_decay"]
   registers = 2 * ("register_tokens" in arrays["backbone.name"])
   choice = Choice("ViT-S/14", {"depth": depth, "registers": registers, "layer_scale": 1e-5, "width": 24, "hidden": 32})
@@ -153,7 +153,7 @@ def check_groups(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
   above = model.count_layers_above()
   for case, layer_decay in (("backbone", decay), ("backbone_no_decay", None)):
     rows = [("embedding/.*", meta["patch_embed_lr_mult"])]
-    if layer_decay:  # the mask token belongs to the task, whose parameters are on top of the model
+    if layer_decay:  # the mask token belongs to the task, and the task's parameters are above the model
       rows.append(("task/mask_token", layer_decay ** (depth + 1)))
     rates, decays = _measure_multipliers(paths, tuple(rows), layer_decay, above)
     found = [find_paths(each, paths) for each in arrays[f"{case}.name"]]
@@ -171,12 +171,12 @@ def check_groups(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
 
 
 def _shape_head(arrays: Arrays) -> dict[str, np.ndarray]:
-  """The names of a head with arrays of a suitable rank."""
+  """Returns the parameter names of a head with arrays of a suitable rank."""
   return {f"dino_head.{name}": np.zeros((1,) if name.endswith("bias") else (1, 1)) for name in arrays["dino_head.name"]}
 
 
 def _measure_multipliers(paths, rows, layer_decay, above):
-  """{path: multiplier} of the learning rate and of the weight decay, in float64."""
+  """Returns {path: multiplier} of the learning rate and of the weight decay in float64."""
   arguments = {
     "lr": 1.0,
     "momentum": 0.0,
@@ -200,7 +200,7 @@ def _measure_multipliers(paths, rows, layer_decay, above):
 
 
 def check_neighbours(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
-  """Top-1 of the votes. The evaluation has no top-5."""
+  """Checks the top-1 accuracy of the votes. The evaluation does not compute top-5."""
   counts = sorted(int(key.removeprefix("top1_top5_k")) for key in arrays if key.startswith("top1_top5_k"))
   fitted = probes.nearest_neighbours(
     arrays["train_features"],

@@ -1,4 +1,4 @@
-"""Statistics of masks: mean count, adjacent pairs and frequency of each position, within sampling error."""
+"""Parity checks of mask statistics within sampling error: mean count, adjacent pairs, frequency of each position."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,7 +11,7 @@ from vit_jax.selfsup import patch_masks
 
 Arrays = Mapping[str, np.ndarray]
 ERRORS = 4  # standard errors of the difference of two means
-SKEWED = 0.05  # added for counts
+SKEWED = 0.05  # additional tolerance for counts
 FREQUENCY = 0.07
 
 
@@ -58,7 +58,7 @@ def compare_statistics(name: str, masks: np.ndarray, arrays: Arrays, case: str, 
 
 
 def check_batches(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
-  """Masks of whole batches: total, upper bound, masked crops, and the counts in ascending order."""
+  """Checks masks of whole batches: total, upper bound, masked crops, and the counts in ascending order."""
   crops, grid = meta["crops"], tuple(meta["grid"])
   ratio, share, draws = tuple(meta["mask_ratio"]), meta["mask_probability"], meta["draws"]
   bound = patch_masks.count_slots(crops, grid, ratio, share)

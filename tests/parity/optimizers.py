@@ -1,4 +1,4 @@
-"""Five updates of whole optimizer chains, and of rules alone."""
+"""Parity checks of five updates of whole optimizer chains, and of single rules."""
 
 import pathlib
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _VIT_G = {
   "clip": 1.0,
   "total": 12,
 }
-CHAINS = {  # what about.json says of each file: config, and tolerance as a share of the leaf's largest update
+CHAINS = {  # the config of each file from about.json, and the tolerance as a share of the leaf's largest update
   "adam_decoupled_wd": (_COSINE | {"name": "adamw", "lr": 1e-3, "weight_decay": 1e-2}, 3e-5),
   "adam_bf16_decoupled_wd": (
     _COSINE | {"name": "adamw", "lr": 1e-3, "weight_decay": 1e-4, "mu_dtype": "bfloat16"},
@@ -43,7 +43,7 @@ RULES = {
 
 
 def check(file: pathlib.Path) -> Iterator[Result]:
-  """Five updates of a whole chain, or of a rule alone, and the parameters after them where they are stored."""
+  """Checks five updates of a whole chain or of a single rule, and the final parameters if the file contains them."""
 
   def cut(arrays, prefix):
     return {key.removeprefix(prefix): jnp.asarray(arrays[key]) for key in arrays if key.startswith(prefix)}

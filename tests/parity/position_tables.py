@@ -1,4 +1,4 @@
-"""Position tables: resampled, fixed, and old ones that count the class token."""
+"""Parity checks of position tables: resampled tables, fixed tables, and old tables with a class token row."""
 
 import pathlib
 import re
@@ -13,7 +13,7 @@ from vit_jax.models import positions
 
 
 def check(file: pathlib.Path) -> Iterator[Result]:
-  """Resampled tables, fixed tables, and old tables that count the class token."""
+  """Checks resampled tables, fixed tables, and old tables that have a row for the class token."""
   arrays = np.load(file)
   for key in arrays:
     name, expected = f"{file.stem}/{key}", arrays[key]

@@ -1,4 +1,4 @@
-"""The few-shot linear probe: drawn rows, weights, predictions and accuracies."""
+"""Parity checks of the few-shot linear probe: drawn rows, weights, predictions and accuracies."""
 
 import itertools
 import pathlib
@@ -11,7 +11,7 @@ from vit_jax.evals import probes
 
 
 def check(file: pathlib.Path) -> Iterator[Result]:
-  """Drawn rows, weights, predictions and accuracies, of every seed and number of shots."""
+  """Checks drawn rows, weights, predictions and accuracies for every seed and number of shots."""
   with np.load(file, allow_pickle=False) as archive:
     stored = {name: archive[name] for name in archive.files}
   labels, classes = stored["labels_train"], int(stored["num_classes"])

@@ -1,4 +1,4 @@
-"""Learning rates by step (big_vision, vision_transformer) or by epoch (timm)."""
+"""Parity checks of learning rates by step (big_vision, vision_transformer) or by epoch (timm)."""
 
 import json
 import pathlib
@@ -13,7 +13,7 @@ from vit_jax.schema import Choice, Duration
 
 
 def _rates(name, peak, total, warmup, batch, examples, steps, **arguments):
-  """Values of a schedule of `optim` at these steps."""
+  """Returns the values of a schedule of `optim` at these steps."""
 
   def length(duration):
     return Duration(duration).steps(batch, examples, total)
@@ -23,7 +23,7 @@ def _rates(name, peak, total, warmup, batch, examples, steps, **arguments):
 
 
 def check(file: pathlib.Path) -> Iterator[Result]:
-  """Learning rates by step (big_vision, vision_transformer), or of the first and last step of each epoch (timm)."""
+  """Checks learning rates by step (big_vision, vision_transformer), or at both ends of each epoch (timm)."""
   for curve in json.loads(file.read_text())["curves"]:
     yield (_epoch_curve if "epochs" in curve else _step_curve)(f"{file.stem}/{curve['name']}", curve)
 
@@ -47,7 +47,7 @@ def _step_curve(name, curve):
     case "polynomial":
       arguments = {"power": float(theirs.pop("power")), "end": theirs.pop("end")}
     case _:
-      end = theirs.pop("linear_end", 0.0)  # the original's cosine has no use for it
+      end = theirs.pop("linear_end", 0.0)  # the original cosine does not use it
       arguments = {"end": end if kind == "linear" else 0.0}
   if theirs:
     return Result(name, float("inf"), f"unknown arguments {sorted(theirs)}")
@@ -70,6 +70,6 @@ def _epoch_curve(name, curve):
     last = np.array([-(-(e + 1) * examples // batch) - 1 for e in curve["epochs"]])
     for steps in first, last:
       rates = _rates(kind, theirs["lr"], total, f"{warmup}ep", batch, examples, steps, start=start, **arguments)
-      # float32 holds 24 bits; the table itself is computed in float64.
+      # float32 has 24 significant bits. The table itself is computed in float64.
       results.append(compare(name, rates, curve["values"], 1e-7 * max(curve["values"])))
   return next((r for r in results if r.wrong), max(results, key=lambda r: r.error))

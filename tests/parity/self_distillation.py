@@ -1,4 +1,4 @@
-"""Heads, targets and losses of DINO, iBOT and DINOv2; `selfsup.py` has the table of all checks.
+"""Parity checks of heads, targets and losses of DINO, iBOT and DINOv2. `selfsup.py` contains the table of all checks.
 
 Original arrays are crop-major: row = crop * B + image. Matrices of linear layers are [out, in].
 """
@@ -14,22 +14,22 @@ from vit_jax.optim import value_schedules
 from vit_jax.schema import Choice
 from vit_jax.selfsup import heads, losses, patch_masks, targets
 
-LOSS, PROBABILITY, GRADIENT = 1e-5, 1e-5, 2e-5  # shares of the largest value
+LOSS, PROBABILITY, GRADIENT = 1e-5, 1e-5, 2e-5  # tolerances as shares of the largest value
 Arrays = Mapping[str, np.ndarray]
 
 
 def near(name: str, ours, theirs, share: float) -> Result:
-  """A result for arrays that may differ by a share of the largest expected value."""
+  """Compares arrays that may differ by a share of the largest expected value."""
   return compare(name, np.reshape(ours, np.shape(theirs)), theirs, share * float(np.abs(theirs).max()))
 
 
 def by_image(x, images: int):
-  """[crop * B + image, ...] -> [B, crops, ...]."""
+  """Reorders [crop * B + image, ...] to [B, crops, ...]."""
   return jnp.swapaxes(x.reshape(-1, images, *x.shape[1:]), 0, 1)
 
 
 def by_crop(x):
-  """[B, crops, ...] -> [crop * B + image, ...]."""
+  """Reorders [B, crops, ...] to [crop * B + image, ...]."""
   return np.swapaxes(np.asarray(x), 0, 1).reshape(-1, *x.shape[2:])
 
 
@@ -37,14 +37,14 @@ def by_crop(x):
 
 
 def read_head(arrays: Arrays, mark: str, prefix: str) -> dict[str, jax.Array]:
-  """Our parameters, or gradients of them, from those below a mark such as `param.student.dino_head.`."""
+  """Returns parameters or gradients by path, from arrays below a mark such as `param.student.dino_head.`."""
   params = {}
   for key in (key.removeprefix(mark) for key in arrays if key.startswith(mark)):
     value = jnp.asarray(arrays[mark + key])
     match key.split("."):
       case "mlp", number, kind:
         params[f"{prefix}/layer{int(number) // 2}/{'kernel' if kind == 'weight' else 'bias'}"] = value.T
-      case "mlp", kind:  # of one layer
+      case "mlp", kind:  # for one layer
         params[f"{prefix}/layer0/{'kernel' if kind == 'weight' else 'bias'}"] = value.T
       case "last_layer", "weight_v" | "weight":
         params[f"{prefix}/last/kernel"] = value.T
@@ -103,7 +103,7 @@ def check_ibot_head(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
 
 
 def find_temperatures(meta: dict, kind: str) -> np.ndarray:
-  """The teacher's temperature in each epoch, from our schedule with epochs of one step."""
+  """Returns the teacher's temperature in each epoch, from the vit_jax schedule with epochs of one step."""
   start, end = meta[f"warmup_teacher_{kind}"], meta[f"teacher_{kind}"]
   arguments = {"start": start, "end": end, "length": f"{meta['warmup_epochs']}ep", "per_epoch": True}
   schedule = value_schedules.create_value_schedule(
@@ -205,7 +205,7 @@ def check_centering(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
 
 
 def select_masked(arrays: Arrays, meta: dict) -> patch_masks.PatchMasks:
-  """The masked patches of all crops as one group, with the unused slots of the original's upper bound."""
+  """Returns the masked patches of all crops as one group, with the unused slots of the original's upper bound."""
   return patch_masks.select_patches(jnp.asarray(arrays["masks"])[None], meta["upperbound"])
 
 

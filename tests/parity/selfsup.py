@@ -1,4 +1,4 @@
-"""Self-distillation: every file that the original codes of DINO, iBOT and DINOv2 computed, by its name."""
+"""Table of parity checks for files that the original programs of DINO, iBOT and DINOv2 computed."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ import numpy as np
 from tests.parity import distillation_training, mask_statistics, self_distillation
 from tests.parity.compare import Result
 
-CHECKS = {  # first letters of the file's name -> what checks it; the longest counts
+CHECKS = {  # prefix of a file name -> its check; the longest matching prefix is used
   "ibot_head": self_distillation.check_ibot_head,
   "ibot_masks": mask_statistics.check_ibot,
   "ibot_loss": self_distillation.check_ibot,
@@ -33,13 +33,13 @@ CHECKS = {  # first letters of the file's name -> what checks it; the longest co
 
 
 def find_check(file: pathlib.Path):
-  """The check of a file, or None."""
+  """Returns the check of a file, or None."""
   names = [name for name in CHECKS if file.stem.startswith(name)]
   return CHECKS[max(names, key=len)] if names else None
 
 
 def check(file: pathlib.Path) -> Iterator[Result]:
-  """All numbers of a file, with products of float32 at the highest precision."""
+  """Checks all numbers of a file, with float32 products at the highest precision."""
   function = find_check(file)
   if function is None:
     yield Result(file.stem, float("inf"), f"no check of this name is known; known: {', '.join(CHECKS)}")
