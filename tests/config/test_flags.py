@@ -1,4 +1,4 @@
-"""Config files and flags: what is read, and that what is wrong with them is said in one line."""
+"""Tests of reading config files and flags, and of errors of one line."""
 
 import re
 
@@ -9,14 +9,14 @@ from vit_jax.config import flags
 from vit_jax.schema import ConfigError, Text
 
 
-def test_changes_are_read_in_both_forms_and_other_words_left():
+def test_overrides_are_read_in_both_forms_and_other_words_kept():
   words = ["a", "--config.optim.lr=1e-3", "--config", "b", "--config.data.path", "/my photos/a=b", "--config.seed=-1"]
   changes, others = flags.split_overrides(words)
   assert changes == {"optim.lr": "1e-3", "data.path": "/my photos/a=b", "seed": "-1"}
   assert others == ["a", "--config", "b"]
 
 
-def test_a_change_without_a_value_is_refused():
+def test_override_without_a_value_is_an_error():
   with pytest.raises(ConfigError, match=r"--config\.seed: no value"):
     flags.split_overrides(["--config.seed"])
 
@@ -36,47 +36,47 @@ def test_a_change_without_a_value_is_refused():
     ("a = '\0'", "null bytes"),
   ],
 )
-def test_a_broken_config_file_is_named(tmp_path, body, says):
+def test_broken_config_file_is_an_error_with_its_cause(tmp_path, body, says):
   file = tmp_path / "c.py"
   file.write_text(body)
   with pytest.raises(ConfigError, match=says):
     flags.load_config(str(file))
 
 
-def test_a_missing_config_file_shows_its_neighbours(tmp_path):
+def test_missing_config_file_suggests_a_similar_file(tmp_path):
   (tmp_path / "digits.py").write_text("")
   with pytest.raises(ConfigError, match=r"no file.*Did you mean '.*digits.py'"):
     flags.load_config(str(tmp_path / "digit.py"))
 
 
-def test_a_config_file_gets_its_argument(tmp_path):
+def test_config_file_gets_its_argument(tmp_path):
   file = tmp_path / "c.py"
   file.write_text("from vit_jax.config import recipe\ndef get_config(arg='none'): return recipe(model=dict(name=arg))")
   assert flags.load_config(f"{file}:ViT-S/16").model.name == "ViT-S/16"
   assert flags.load_config(str(file)).model.name == "none"
 
 
-def test_the_line_of_a_mistake_is_said_of_a_relative_path_with_an_argument_too(tmp_path, monkeypatch):
+def test_error_names_the_line_of_a_relative_path_with_an_argument(tmp_path, monkeypatch):
   (tmp_path / "c.py").write_text("\n\ndef get_config(word):\n  return int(word)\n")
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ConfigError, match=r"^--config: c\.py:x, line 4: ValueError: invalid literal"):
     flags.load_config("c.py:x")
 
 
-def test_what_a_config_file_says_itself_is_said_as_it_is(tmp_path, monkeypatch):
+def test_value_error_of_a_config_file_is_reported_unchanged(tmp_path, monkeypatch):
   (tmp_path / "c.py").write_text("\n\ndef get_config(word):\n  raise ValueError(f'unknown {word}. Allowed: y')\n")
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ConfigError, match=r"^--config: c\.py:x: unknown x. Allowed: y$"):
     flags.load_config("c.py:x")
 
 
-def test_an_interrupt_inside_a_config_file_is_an_interrupt(tmp_path):
+def test_keyboard_interrupt_inside_a_config_file_is_not_caught(tmp_path):
   (tmp_path / "c.py").write_text("raise KeyboardInterrupt\nget_config = None")
   with pytest.raises(KeyboardInterrupt):
     flags.load_config(str(tmp_path / "c.py"))
 
 
-def test_what_is_no_config_file_is_not_what_was_meant(tmp_path):
+def test_link_loops_and_folders_are_errors_without_suggestions(tmp_path):
   (tmp_path / "loop.py").symlink_to(tmp_path / "loop.py")
   (tmp_path / "folder.py").mkdir()
   with pytest.raises(ConfigError) as caught:
@@ -86,7 +86,7 @@ def test_what_is_no_config_file_is_not_what_was_meant(tmp_path):
     flags.load_config(str(tmp_path / "folder.py"))
 
 
-def test_a_key_of_thousands_of_words_is_refused(tmp_path):
+def test_key_of_thousands_of_words_is_an_error(tmp_path):
   (tmp_path / "c.py").write_text(
     "from vit_jax.config import recipe\ndef get_config(): return recipe(model=dict(name='x'))"
   )
@@ -94,7 +94,7 @@ def test_a_key_of_thousands_of_words_is_refused(tmp_path):
     flags.load_config(str(tmp_path / "c.py"), {"model" + ".x" * 50_000: "1"})
 
 
-def test_a_config_says_which_keys_it_has():
+def test_has_key_finds_nested_keys():
   config = ml_collections.ConfigDict({"optim": {"lr": 0.1}, "seed": 0})
   assert flags.has_key(config, "optim.lr") and flags.has_key(config, "seed") and flags.has_key(config, "optim")
   assert not any(flags.has_key(config, key) for key in ("optim.ema", "data", "seed.x", "data.exif"))
@@ -108,7 +108,7 @@ def test_a_config_says_which_keys_it_has():
     Text("[dict(name='tars'), dict(name='folder', path='x')]"),
   ],
 )
-def test_a_position_in_a_key_is_an_entry_of_a_list(parts):
+def test_index_in_a_key_selects_an_entry_of_a_list(parts):
   config = ml_collections.ConfigDict({"data": {"name": "mixture", "parts": parts}}, type_safe=False)
   assert flags.has_key(config, "data.parts[1].path") and flags.has_key(config, "data.parts[0]")
   assert not any(flags.has_key(config, f"data.{key}") for key in ("parts[0].path", "parts[2]", "name[0]", "x[0]"))
@@ -123,18 +123,18 @@ def test_a_position_in_a_key_is_an_entry_of_a_list(parts):
       flags.set_value(config, f"data.{key}.weight", "3")
 
 
-def test_flags_alone_make_a_choice():
+def test_choice_is_parsed_from_flags_alone():
   chosen = flags.parse_choice({"name": "folder", "path": "/photos", "test_crop.name": "centre"}, "data")
   assert chosen.to_dict() == {"name": "folder", "path": "/photos", "test_crop": {"name": "centre"}}
   assert flags.parse_choice({}, "data").to_dict() == {}
 
 
-# What a --config that is no config is answered with.
+# Errors for a --config that does not name a config.
 
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-  """A folder with recipes, in which commands are started."""
+  """Creates a folder with recipes and makes it the current folder."""
   monkeypatch.setattr(flags, "__file__", str(tmp_path / "vit_jax/config/flags.py"))
   monkeypatch.chdir(tmp_path)
   for name in ("digits", "folder", "ablations/position"):
@@ -156,18 +156,18 @@ def clone(tmp_path, monkeypatch):
     ("configs/folder:ViT-S/16", "configs/folder.py"),
   ],
 )
-def test_f2_a_wrong_path_is_answered_with_the_nearest_recipe(clone, path, meant):
+def test_wrong_path_suggests_the_nearest_recipe(clone, path, meant):
   with pytest.raises(ConfigError, match=rf"^--config: no file '{path.partition(':')[0]}'\. Did you mean '{meant}'\?"):
     flags.load_config(path)
 
 
-def test_f2_a_recipe_is_found_from_another_folder(clone, tmp_path_factory, monkeypatch):
+def test_recipe_is_suggested_from_another_folder(clone, tmp_path_factory, monkeypatch):
   monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
   with pytest.raises(ConfigError, match=rf"Did you mean '{clone}/configs/digits\.py'\?"):
     flags.load_config("configs/digits.py")
 
 
-def test_d6_without_recipes_a_message_names_where_they_are(tmp_path, monkeypatch):
+def test_error_without_recipes_names_their_repository_folder(tmp_path, monkeypatch):
   monkeypatch.setattr(flags, "__file__", str(tmp_path / "site-packages/vit_jax/config/flags.py"))
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ConfigError) as error:
@@ -188,7 +188,7 @@ def test_d6_without_recipes_a_message_names_where_they_are(tmp_path, monkeypatch
      r"returned a Sweep, not recipe\(\.\.\.\)\. Return it from sweep\(\), and use python -m vit_jax\.sweep"),
   ],
 )  # fmt: skip
-def test_d8_a_file_that_is_no_config_is_named_and_not_run(tmp_path, monkeypatch, name, body, says):
+def test_file_that_is_not_a_config_is_an_error_and_not_run(tmp_path, monkeypatch, name, body, says):
   monkeypatch.chdir(tmp_path)
   (tmp_path / name).write_text(body)
   with pytest.raises(ConfigError, match=says):
@@ -196,7 +196,7 @@ def test_d8_a_file_that_is_no_config_is_named_and_not_run(tmp_path, monkeypatch,
   assert not (tmp_path / "made").exists()
 
 
-def test_d8_a_workdir_is_no_config(tmp_path):
+def test_workdir_as_config_is_an_error(tmp_path):
   (tmp_path / "config.json").write_text("{}")
   with pytest.raises(
     ConfigError, match=r"is a folder, not a file\. To continue or evaluate an existing run, use --workdir"
@@ -216,7 +216,7 @@ def test_d8_a_workdir_is_no_config(tmp_path):
     ("a", "gone:B", ("gone", "B")),
   ],
 )
-def test_c_a_config_file_ends_before_its_argument_whatever_colons_there_are(folder, text, split, tmp_path, monkeypatch):
+def test_path_and_argument_are_split_at_the_right_colon(folder, text, split, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / folder).mkdir()
   (tmp_path / folder / "x.py").touch()

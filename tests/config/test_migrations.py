@@ -1,4 +1,4 @@
-"""Migrations of stored configs."""
+"""Tests of migrations of stored configs."""
 
 import copy
 
@@ -10,7 +10,7 @@ from vit_jax.config import migrations, resolve
 from vit_jax.schema import Choice, ConfigError, Text
 
 
-def test_words_of_before_are_read_as_todays():
+def test_keys_of_older_versions_are_migrated():
   stored = {
     "model": {"name": "ViT-S/16", "head": "gap"},
     "optim": {"name": "adamw", "lr": 0.1, "decay": "decoupled"},
@@ -40,19 +40,19 @@ def test_words_of_before_are_read_as_todays():
 
 
 @pytest.mark.parametrize("value", [3, None, [], "x", {"a": 3}, {"a": {"data": 3}}])
-def test_a_damaged_config_is_left_for_the_schema_to_refuse(value):
+def test_damaged_config_is_left_to_the_schema_to_reject(value):
   stored = dict.fromkeys(("model", "optim", "data", "evals"), value)
   assert migrations.migrate_run(stored).keys() == stored.keys()
   with pytest.raises(ConfigError):
     resolve(migrations.migrate_run(stored))
 
 
-def test_a_stored_config_of_today_stays_as_it_is():
+def test_current_config_is_unchanged():
   run = schema.to_plain(resolve(small()))
   assert migrations.migrate_run(run) == run
 
 
-def test_a_run_of_before_on_files_of_cameras_goes_on_without_exif():
+def test_older_run_on_image_files_resumes_without_exif():
   own = {"name": "accuracy", "data": {"name": "manifest", "path": "x"}}
   stored = {"data": {"name": "folder"}, "evals": {"own": own, "test": {"name": "accuracy", "data": None}}}
   order = {"data.class_order": "text", "evals.own.data.class_order": "text"}
@@ -70,13 +70,13 @@ def test_a_run_of_before_on_files_of_cameras_goes_on_without_exif():
     assert migrations.list_former_defaults({"data": value, "evals": value}) == {}
 
 
-def test_a_run_of_before_goes_on_evaluating_as_often():
+def test_older_run_keeps_its_evaluation_interval():
   evals = {"test": {"name": "accuracy", "every": "10%"}, "own": {"name": "accuracy", "every": "20%"}}
   assert migrations.list_former_defaults({"evals": evals}) == {"evals.test.every": "10%"}
 
 
 @pytest.mark.parametrize("name", ["folder", "manifest", "tars", "parquet"])
-def test_g13_a_run_of_before_keeps_the_order_of_its_classes(name):
+def test_older_run_keeps_its_class_order(name):
   stored = {"data": {"name": name, "exif": False, "validation": 0.0}}
   assert migrations.migrate_run(stored)["data"]["class_order"] == "text"
   assert migrations.list_former_defaults(stored) == {"data.class_order": "text"}
@@ -91,7 +91,7 @@ OLD = {
 }
 
 
-def test_g13_data_inside_of_data_keep_the_order_of_their_classes():
+def test_nested_data_of_an_older_run_keep_their_class_order():
   labelled = {"name": "pseudo_labelled", "labelled": {"name": "folder"}, "images": {"name": "parquet"}, "path": "p"}
   deep = {"name": "pseudo_labelled", "labelled": OLD, "images": None, "exif": False}
   stored = {"data": labelled, "evals": {"own": {"name": "fewshot", "data": OLD}, "deep": {"data": deep}}}
@@ -116,7 +116,7 @@ def test_g13_data_inside_of_data_keep_the_order_of_their_classes():
   assert migrations.migrate_run(now) == now and migrations.list_former_defaults(now) == {}
 
 
-def test_g13_a_run_that_set_the_order_keeps_it():
+def test_explicit_class_order_is_kept():
   parts = [{"name": "tars", "class_order": "numeric"}]
   data = {"name": "mixture", "parts": parts, "exif": False}
   assert (
@@ -125,14 +125,14 @@ def test_g13_a_run_that_set_the_order_keeps_it():
 
 
 @pytest.mark.parametrize("parts", [3, None, {}, "x", [3, None, "x", []], [[{"name": "tars"}]]])
-def test_damaged_parts_are_left_for_the_schema_to_refuse(parts):
+def test_damaged_parts_are_left_to_the_schema_to_reject(parts):
   stored = {"data": {"name": "mixture", "parts": parts}}
   assert migrations.migrate_run(stored) == stored and migrations.list_former_defaults(stored) == {}
   with pytest.raises(ConfigError):
     resolve(migrations.migrate_run(stored))
 
 
-def test_keys_of_a_reader_stay_if_the_run_is_newer_than_their_removal_elsewhere():
+def test_keys_of_other_readers_are_kept():
   data = {"name": "segmentation", "path": "x", "holdout": 0.3, "split_seed": 1, "images": "i", "exif": False}
   assert migrations.migrate_run({"data": data}) == {"data": data}
   own = {"name": "users_own", "holdout": 0.3, "labels": None, "exif": False}  # registered by a user
@@ -142,7 +142,7 @@ def test_keys_of_a_reader_stay_if_the_run_is_newer_than_their_removal_elsewhere(
   }
 
 
-def test_a_head_that_was_the_name_of_a_pooling_is_read_as_pool():
+def test_head_with_the_name_of_a_pooling_becomes_pool():
   assert migrations.migrate_model({"name": "vit_2_4_32", "head": "seqpool"}) == {
     "name": "vit_2_4_32",
     "pool": "seqpool",
@@ -171,6 +171,6 @@ def test_flat_arguments_of_a_head_are_nested(flat, published, nested):
   assert migrations.nest_vit(flat, published) == nested
 
 
-def test_a_head_and_a_flat_argument_that_contradict_each_other_are_refused():
+def test_head_that_contradicts_a_flat_argument_is_an_error():
   with pytest.raises(ConfigError, match=r"contradicts head\.bias"):
     migrations.nest_vit({"head": {"bias": 1.0}, "head_bias": 2.0}, {})

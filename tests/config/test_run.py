@@ -1,4 +1,4 @@
-"""Configs: what is accepted, how flags are read, and that every mistake names place, value and what is allowed."""
+"""Tests of configs and flags: every error names the key, the value and the allowed values."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ def small():
   return recipe(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o", lr=1e-3), total="10ep", batch=64)
 
 
-def test_a_run_starts_from_weights_by_a_word_that_python_keeps_for_itself():
+def test_init_from_uses_a_reserved_word_of_python_as_its_key():
   c = recipe(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total=1, batch=1, init={"from": "x.npz"})
   flags.set_value(c, "init.head", "new")
   run = resolve(c)
@@ -25,7 +25,7 @@ def test_a_run_starts_from_weights_by_a_word_that_python_keeps_for_itself():
   assert resolve(c).init.from_ is None
 
 
-def test_flags_are_read_by_the_schema():
+def test_flags_are_converted_by_the_schema():
   c = small()
   for key, text in {"seed": "3", "mesh.fsdp": "2", "log.every": "5%", "checkpoint.keep_every": "none"}.items():
     flags.set_value(c, key, text)
@@ -33,13 +33,13 @@ def test_flags_are_read_by_the_schema():
   assert (run.seed, run.mesh.fsdp, run.log.every, run.checkpoint.keep_every) == (3, 2, "5%", None)
 
 
-def test_the_text_default_takes_a_value_of_the_file_back():
+def test_flag_value_default_restores_the_schema_default():
   c = recipe(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total="1ep", batch=1, mesh=dict(fsdp=4))
   flags.set_value(c, "mesh.fsdp", "default")
   assert resolve(c).mesh.fsdp == 1
 
 
-def test_a_measurement_has_limits_and_no_keys_of_a_run():
+def test_measurement_has_limits_and_no_keys_of_a_run():
   edited = config.measurement(evals={}, limits={"evaluation": 5})
   assert resolve(edited, config.Measurement).limits == config.Limits(evaluation=5.0)
   with pytest.raises(ConfigError, match=r"config\.init: unknown key"):
@@ -65,7 +65,7 @@ def test_a_measurement_has_limits_and_no_keys_of_a_run():
     ("optim.lr.x", "3", r"config.optim has no group 'lr'"),
   ],
 )
-def test_a_mistake_names_the_place_the_value_and_what_is_allowed(key, text, says):
+def test_errors_name_the_key_the_value_and_the_allowed_values(key, text, says):
   c = small()
   with pytest.raises(ConfigError, match=says):
     flags.set_value(c, key, text)
@@ -80,14 +80,14 @@ def test_a_mistake_names_the_place_the_value_and_what_is_allowed(key, text, says
     ("crop.name", r"config has no group 'crop'. Did you mean --config.data.crop.name=1\?$"),
   ],
 )
-def test_a_key_that_stands_elsewhere_is_named_there(key, says):
+def test_misplaced_key_suggests_its_right_place(key, says):
   c = recipe(data=dict(name="d", width=3, crop=dict(name="x")), optim=1, model=1, total=1, batch=1)
   with pytest.raises(ConfigError, match=says):
     flags.set_value(c, key, "1")
     resolve(c)
 
 
-def test_a_missing_field_is_named():
+def test_missing_field_is_an_error_with_an_example():
   with pytest.raises(
     ConfigError,
     match=r"config.batch: missing. Give the number of images in a step, such as 128: --config.batch=\.\.\.$",
@@ -95,7 +95,7 @@ def test_a_missing_field_is_named():
     resolve(recipe(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total="1ep"))
 
 
-def test_what_a_recipe_leaves_to_its_user_must_be_given():
+def test_required_value_of_a_recipe_must_be_set():
   def file():
     given = dict(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total=1, batch=1)
     return recipe(**given, init={"from": required, "head": "new"})
@@ -117,18 +117,18 @@ def test_what_a_recipe_leaves_to_its_user_must_be_given():
   run = resolve(edited)
   assert (run.init.from_, run.init.head) == ("x.npz", "new")
   assert type(run.init.from_) is str
-  flags.set_value(edited, "init.from", "none")  # said, so meant
+  flags.set_value(edited, "init.from", "none")  # an explicit value is accepted
   assert resolve(edited).init.from_ is None
   with pytest.raises(ConfigError, match=r"config\.init\.from: missing"):
     resolve(file())
 
 
-def test_the_resolved_config_survives_json():
+def test_resolved_config_survives_a_json_round_trip():
   run = resolve(small())
   assert resolve(json.loads(config.dumps(run))) == run
 
 
-def test_d3_an_empty_key_is_an_error_at_the_config():
+def test_empty_key_is_an_error_at_the_config():
   edited = recipe(model=dict(name="m"), data=dict(name="d"), optim=dict(name="o"), total=1, batch=1)
   edited[""] = 3
   with pytest.raises(ConfigError, match=r"^config: unknown key for a Run, value 3\."):

@@ -1,4 +1,4 @@
-"""Generation of trials: products, zips and samples, and what a sweep refuses."""
+"""Tests of trial generation by products, zips and samples, and of errors of a sweep."""
 
 import numpy as np
 import pytest
@@ -7,20 +7,20 @@ from vit_jax import config
 from vit_jax.schema import ConfigError
 
 
-def test_a_product_has_every_combination_once():
+def test_product_has_every_combination_once():
   rows = config.product({"optim.lr": (0.1, 0.2), "seed": range(3)})
   pairs = [(row["optim.lr"], row["seed"]) for row in rows]
   assert pairs == [(0.1, 0), (0.1, 1), (0.1, 2), (0.2, 0), (0.2, 1), (0.2, 2)]
   assert config.product({}) == [{}]
 
 
-def test_a_zip_goes_side_by_side_and_refuses_what_has_no_partner():
+def test_zip_pairs_values_and_requires_equal_lengths():
   assert config.zipped({"a": (1, 2), "b": ["x", "y"]}) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
   with pytest.raises(ConfigError, match=r"the same number of values, got \{'a': 2, 'b': 3\}"):
     config.zipped({"a": (1, 2), "b": (1, 2, 3)})
 
 
-def test_a_sample_follows_from_its_seed_and_fewer_are_among_more():
+def test_sample_depends_on_its_seed_and_extends_smaller_samples():
   space = {"lr": config.log_uniform(1e-4, 1e-1), "p": config.uniform(0.2, 0.4), "model": ("a", "b")}
   rows = config.sample(400, space, seed=3)
   assert rows == config.sample(400, space, seed=3)
@@ -28,7 +28,7 @@ def test_a_sample_follows_from_its_seed_and_fewer_are_among_more():
   assert rows[:7] != config.sample(7, space, seed=4)
   rates = np.array([row["lr"] for row in rows])
   assert 1e-4 <= rates.min() <= rates.max() <= 1e-1
-  # Of three decades each has a third.
+  # Each of the three decades has a third of the rates.
   assert np.abs(np.histogram(np.log10(rates), 3, (-4, -1))[0] / 400 - 1 / 3).max() < 0.08
   shares = np.array([row["p"] for row in rows])
   assert 0.2 <= shares.min() <= shares.max() <= 0.4
@@ -53,6 +53,6 @@ def test_a_sample_follows_from_its_seed_and_fewer_are_among_more():
     (lambda: config.Sweep([{}], decide=None, final=[{}]), "no metric selects it"),
   ],
 )
-def test_a_mistake_says_what_is_allowed(make, says):
+def test_invalid_arguments_are_errors_with_allowed_values(make, says):
   with pytest.raises(ConfigError, match=says):
     make()

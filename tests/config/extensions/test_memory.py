@@ -1,4 +1,4 @@
-"""The files that a user ran are remembered."""
+"""Tests of the record of files that a user ran."""
 
 import os
 
@@ -13,7 +13,7 @@ from vit_jax.storage import files
 pytestmark = pytest.mark.usefixtures("clean")
 
 
-def test_f1_a_file_of_another_owner_is_not_imported(tmp_path, monkeypatch):
+def test_file_of_another_owner_is_not_imported(tmp_path, monkeypatch):
   rows = recorded(written(tmp_path))
   if os.getuid() == 0:
     os.chown(rows[0]["file"], 12345, -1)
@@ -23,7 +23,7 @@ def test_f1_a_file_of_another_owner_is_not_imported(tmp_path, monkeypatch):
     extensions.restore(rows, tmp_path / "run")
 
 
-def test_f1_what_is_remembered_is_the_path_of_the_file(tmp_path):
+def test_path_of_a_file_is_remembered(tmp_path):
   file = written(tmp_path)
   extensions.run_file(file)
   (note,) = (tmp_path / "cache/vit_jax/extensions").iterdir()

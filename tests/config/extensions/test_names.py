@@ -1,4 +1,4 @@
-"""Names that users register."""
+"""Tests of names that users register."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def registration(table, entry=1, namespace=None, definition="f:1", name="own"):
   )
 
 
-def test_f1_a_name_is_put_into_its_table_with_its_file():
+def test_name_is_added_to_its_table_with_its_file():
   table = {}
   registration(table)
   assert table == {"own": 1} and extensions.list_registered() == [("task", "own")]
@@ -28,7 +28,7 @@ def test_f1_a_name_is_put_into_its_table_with_its_file():
   assert table == {} and extensions.list_registered() == []
 
 
-def test_f1_the_same_file_may_register_a_name_again():
+def test_same_file_may_register_a_name_again():
   table = {}
   registration(table, 1)
   registration(table, 2)
@@ -42,7 +42,7 @@ def test_f1_the_same_file_may_register_a_name_again():
     {"definition": "g:2", "same": True},  # another function of the same file
   ],
 )
-def test_f1_another_definition_of_a_name_is_refused(again):
+def test_second_definition_of_a_name_is_an_error(again):
   table, namespace = {}, {"__file__": "/a.py", "__name__": "a"}
   registration(table, namespace=namespace)
   again = {"namespace": namespace} | {key: value for key, value in again.items() if key != "same"}
@@ -51,11 +51,11 @@ def test_f1_another_definition_of_a_name_is_refused(again):
   assert table == {"own": 1}
 
 
-def test_f1_a_name_of_the_package_itself_is_refused():
+def test_name_of_the_package_itself_is_an_error():
   with pytest.raises(ConfigError, match=r"^register\.task: 'own' is a name of vit_jax itself\. Choose another name$"):
     registration({"own": 0})
 
 
-def test_f1_a_session_without_a_file_can_register():
+def test_session_without_a_file_can_register():
   registration({}, namespace={"__name__": "__main__"})
   assert names.list_extensions() == [names.Extension("", "")] and extensions.list_active() == []

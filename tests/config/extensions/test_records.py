@@ -1,4 +1,4 @@
-"""The record of a run imports files again only where the rules allow it."""
+"""Tests that a run's record of extensions imports files again only if the rules allow it."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ from vit_jax.tasks import TASKS
 pytestmark = pytest.mark.usefixtures("clean")
 
 
-def test_f1_modules_next_to_a_file_are_imported_and_recorded_by_name(tmp_path):
+def test_modules_next_to_a_file_are_imported_and_recorded_by_name(tmp_path):
   helper = written(tmp_path, stem="own_helper_module")
   config = tmp_path / "config.py"
   config.write_text("import own_helper_module\n")
@@ -23,14 +23,14 @@ def test_f1_modules_next_to_a_file_are_imported_and_recorded_by_name(tmp_path):
   assert extensions.record({"adamw"}) == []
 
 
-def test_f1_a_file_that_the_user_ran_before_is_imported_again(tmp_path, caplog):
+def test_file_that_the_user_ran_before_is_imported_again(tmp_path, caplog):
   rows = recorded(written(tmp_path))
   assert "own_task" not in TASKS
   extensions.restore(rows, tmp_path / "run")
   assert "own_task" in TASKS and not caplog.records
 
 
-def test_f1_a_module_is_imported_again_by_its_name(tmp_path):
+def test_module_is_imported_again_by_its_name(tmp_path):
   package = tmp_path / "own_package_of_tests"
   written(package, stem="inner")
   (package / "__init__.py").write_text("")
@@ -45,7 +45,7 @@ def test_f1_a_module_is_imported_again_by_its_name(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["another user", "another place", "inside the workdir", "not there", "no file"])
-def test_f1_no_record_runs_code_that_the_user_did_not_run(tmp_path, monkeypatch, case):
+def test_records_never_run_code_that_the_user_did_not_run(tmp_path, monkeypatch, case):
   file = written(tmp_path / "run" if case == "inside the workdir" else tmp_path)
   (row,) = recorded(file)
   match case:
@@ -69,11 +69,11 @@ def test_f1_no_record_runs_code_that_the_user_did_not_run(tmp_path, monkeypatch,
   said = str(error.value)
   assert reason.lower() in said.lower() and "the task 'own_task'" in said and "Add --import=" in said
   assert said.startswith(str(tmp_path / "run")) and "\n" not in said and "own_task" not in TASKS
-  extensions.import_named(str(written(tmp_path / "given")))  # the user names it
+  extensions.import_named(str(written(tmp_path / "given")))  # the user names the file explicitly
   extensions.restore([row], tmp_path / "run")
 
 
-def test_f1_the_module_of_a_record_is_not_believed(tmp_path):
+def test_module_name_of_a_record_is_not_trusted(tmp_path):
   (row,) = recorded(written(tmp_path))
   (tmp_path / "module_of_an_attacker.py").write_text("raise SystemExit('run')")
   sys.path.append(str(tmp_path))
@@ -81,7 +81,7 @@ def test_f1_the_module_of_a_record_is_not_believed(tmp_path):
   assert "own_task" in TASKS and "module_of_an_attacker" not in sys.modules
 
 
-def test_f1_a_change_since_training_is_a_warning(tmp_path, caplog):
+def test_changed_extension_file_is_a_warning(tmp_path, caplog):
   file = written(tmp_path)
   rows = recorded(file)
   file.write_text(file.read_text() + "# more\n")
@@ -95,7 +95,7 @@ def test_f1_a_change_since_training_is_a_warning(tmp_path, caplog):
   assert extensions.list_changes(rows, now) == [f"{file} changed"] and extensions.list_changes(now, now) == []
 
 
-def test_f1_a_name_that_the_file_does_not_register_any_longer_is_an_error(tmp_path):
+def test_name_that_the_file_no_longer_registers_is_an_error(tmp_path):
   file = written(tmp_path)
   rows = recorded(file)
   file.write_text("")
@@ -104,7 +104,7 @@ def test_f1_a_name_that_the_file_does_not_register_any_longer_is_an_error(tmp_pa
 
 
 @pytest.mark.parametrize("row", [3, {}, {"file": 3, "module": "", "sha256": "", "names": []}, None])
-def test_f1_a_record_of_another_form_is_refused(tmp_path, row):
+def test_invalid_record_is_an_error(tmp_path, row):
   with pytest.raises(ValueError, match="its record of extensions is not valid"):
     extensions.check([row])
   with pytest.raises(ConfigError, match="Use a workdir that a run wrote"):

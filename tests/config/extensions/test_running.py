@@ -1,4 +1,4 @@
-"""Files of users are run once, and what is wrong with them is one line."""
+"""Tests that files of users run once, and that their errors are one line."""
 
 import sys
 
@@ -13,7 +13,7 @@ from vit_jax.tasks import TASKS
 pytestmark = pytest.mark.usefixtures("clean")
 
 
-def test_f1_a_file_is_run_once_and_again_after_a_change(tmp_path):
+def test_file_runs_once_and_again_after_a_change(tmp_path):
   file = written(tmp_path)
   module = extensions.run_file(file)
   assert extensions.run_file(file) is module and TASKS["own_task"] is module.Own
@@ -22,7 +22,7 @@ def test_f1_a_file_is_run_once_and_again_after_a_change(tmp_path):
   assert "other_task" in TASKS and "own_task" not in TASKS
 
 
-def test_f1_a_file_that_fails_registers_nothing(tmp_path):
+def test_file_that_fails_registers_no_name(tmp_path):
   file = written(tmp_path)
   file.write_text(file.read_text() + "\nraise OSError('no disk')\n")
   with pytest.raises(ConfigError, match=r"^--config: .*own\.py, line 9: OSError: no disk$"):
@@ -41,12 +41,12 @@ def test_f1_a_file_that_fails_registers_nothing(tmp_path):
     ),
   ],
 )
-def test_f1_a_bad_import_is_one_line(text, problem):
+def test_invalid_import_is_an_error_of_one_line(text, problem):
   with pytest.raises(ConfigError, match=problem):
     extensions.import_named(text)
 
 
-def test_f1_import_takes_a_file_or_a_module(tmp_path):
+def test_import_accepts_a_file_or_a_module(tmp_path):
   extensions.import_named(str(written(tmp_path)))
   assert extensions.list_registered() == [("task", "own_task")]
   written(tmp_path / "x", "second_task", "second_module_of_tests")
@@ -55,17 +55,17 @@ def test_f1_import_takes_a_file_or_a_module(tmp_path):
   assert extensions.list_registered() == [("task", "own_task"), ("task", "second_task")]
 
 
-def test_f1_another_process_of_the_run_imports_what_this_one_has(tmp_path, monkeypatch):
+def test_other_processes_of_a_run_import_the_active_extensions(tmp_path, monkeypatch):
   extensions.run_file(written(tmp_path))
   active = extensions.list_active()
   forget()
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))  # it trusts the process that started it
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))  # the process trusts the one that started it
   extensions.import_active([tuple(each) for each in active])
   assert "own_task" in TASKS
 
 
-def test_a_file_with_the_name_of_a_built_in_module_is_no_traceback(tmp_path):
-  """A built-in module has no `__file__`, so no path can be compared."""
+def test_file_named_like_a_built_in_module_is_imported(tmp_path):
+  """A built-in module has no `__file__`, so its path cannot be compared."""
   running.import_again(running.Extension(str(written(tmp_path, stem="time")), "time"))
 
 
@@ -78,7 +78,7 @@ class Point:
     self.load = load
 
 
-def test_f1_entry_points_of_installed_packages_are_imported(tmp_path, monkeypatch):
+def test_entry_points_of_installed_packages_are_imported(tmp_path, monkeypatch):
   file = written(tmp_path)
   monkeypatch.setattr(running.importlib.metadata, "entry_points", lambda group: [Point(lambda: None)])
   extensions.import_installed.cache_clear()
