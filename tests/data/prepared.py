@@ -1,4 +1,7 @@
-"""Datasets of the catalog as TFDS would store them: records of our own in the features of the set's own builder."""
+"""Datasets of the catalog as TFDS would store them.
+
+Their records are generated, with the features of the dataset's own builder.
+"""
 
 import dataclasses
 import functools
@@ -9,11 +12,14 @@ import numpy as np
 
 from vit_jax.data import catalog, dataset_row
 
-RECORDS = 6  # of each split
+RECORDS = 6  # in each split
 
 
 def small(name: str) -> dataset_row.DatasetRow:
-  """The row of a set that has so few records, without the slices that these are too few for."""
+  """Returns the row of a dataset with `RECORDS` records in each split.
+
+  The row does not have slices, because they need more records.
+  """
   row = catalog.CATALOG[name]
   splits = dict.fromkeys(row.splits, RECORDS)
   train, test = (spec.partition("[")[0] for spec in (row.train, row.test))
@@ -22,14 +28,18 @@ def small(name: str) -> dataset_row.DatasetRow:
 
 @functools.cache
 def features(builder: str):
-  """The features of a TFDS builder, without any of its files."""
+  """Returns the features of a TFDS builder, without any of its files."""
   import tensorflow_datasets as tfds
 
   return tfds.builder(builder, data_dir="/nowhere", try_gcs=False).info.features
 
 
 def write(name: str, root, split: str = "train", form: str = "array_record") -> list[dict]:
-  """Stores RECORDS in each split of the row, under the name and version of its builder; those of one split."""
+  """Stores `RECORDS` records in each split of the row, under the name and version of its builder.
+
+  Returns:
+    The records of one split.
+  """
   import tensorflow_datasets as tfds
 
   row = catalog.CATALOG[name]
@@ -53,13 +63,13 @@ def write(name: str, root, split: str = "train", form: str = "array_record") -> 
 
 
 def value(feature, draw):
-  """A value that a feature may have."""
+  """Returns a random value of a feature."""
   import tensorflow_datasets as tfds
 
   match feature:
     case tfds.features.Image():
       height, width, channels = (side or other for side, other in zip(feature.shape, (40, 50, 3), strict=True))
-      high = 2 if (height, channels) == (64, 1) else 256  # dSprites: ink or none
+      high = 2 if (height, channels) == (64, 1) else 256  # dSprites: ink or background
       return draw.integers(0, high, (height, width, channels), np.uint8)
     case tfds.features.ClassLabel():
       return int(draw.integers(feature.num_classes))
@@ -76,12 +86,12 @@ def value(feature, draw):
 
 
 def encodable(record: dict) -> dict:
-  """A record whose images are files: PNG, which keeps every pixel."""
+  """Returns a record with images encoded as PNG files, which keep every pixel."""
   return {key: io.BytesIO(png(one)) if _is_image(one) else one for key, one in record.items()}
 
 
 def png(pixels: np.ndarray) -> bytes:
-  """[H, W, 1 or 3] as a PNG file."""
+  """Encodes [H, W, 1 or 3] as a PNG file."""
   return cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()
 
 

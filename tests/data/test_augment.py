@@ -1,4 +1,7 @@
-"""Augmentation on the device: normalising against NumPy, all of it against its parts, patches against images."""
+"""Tests of augmentation on the device.
+
+Normalisation is compared with NumPy, the whole with its parts, and patches with images.
+"""
 
 import functools
 
@@ -15,7 +18,7 @@ from vit_jax.data import augment, erasing, mixup, warping
 pytestmark = pytest.mark.heavy
 
 
-def test_normalising_is_the_formula():
+def test_normalisation_matches_the_formula():
   images, mean, std = modules.pictures(), (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
   expected = (images / 255.0 - np.array(mean)) / np.array(std)
   np.testing.assert_allclose(augment.normalise(images, mean=mean, std=std), expected, atol=1e-6)
@@ -25,7 +28,7 @@ def test_normalising_is_the_formula():
 
 
 @pytest.mark.parametrize("channels", [3, 48])
-def test_pixels_of_normalised_images_are_those_before(channels):
+def test_denormalisation_inverts_normalisation(channels):
   images = np.random.default_rng(0).integers(0, 256, (2, 5, channels), np.uint8)
   arguments = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.25)}
   whole = augment.denormalise(augment.normalise(images, **arguments), **arguments)
@@ -35,12 +38,12 @@ def test_pixels_of_normalised_images_are_those_before(channels):
   np.testing.assert_allclose(half, images / 255, atol=4e-3)
 
 
-def test_the_defaults_span_minus_one_to_one():
+def test_default_normalisation_spans_minus_one_to_one():
   np.testing.assert_allclose(augment.normalise(np.array([[[[0, 255, 0]]]], np.uint8))[0, 0, 0], [-1, 1, -1], atol=1e-6)
 
 
 def built(dtype=jnp.float32, seed=0, patch=None, total=100, **choices):
-  """The augmentation of a run of so many steps; choices are dicts as in a config."""
+  """Builds the augmentation of a run with `total` steps. Choices are dicts as in a config."""
 
   def choice(name, **args):
     return schema.Choice(name, args)
@@ -57,7 +60,7 @@ def built(dtype=jnp.float32, seed=0, patch=None, total=100, **choices):
 PER_IMAGE = {"warp": {"name": "affine", "degrees": 30}, "erasing": {"name": "random", "probability": 0.7}}
 
 
-def test_what_changes_one_image_follows_from_the_seed_and_its_draw_alone():
+def test_per_image_augmentation_depends_only_on_seed_and_draw():
   images, targets, draws = (
     modules.pictures(16),
     np.eye(16),
@@ -69,7 +72,7 @@ def test_what_changes_one_image_follows_from_the_seed_and_its_draw_alone():
     return built(seed=seed, **PER_IMAGE)(jax.random.key(step), images, targets, draws, step)[0]
 
   whole = np.asarray(apply(0, 1, images, draws))
-  # Another step, another batch, another place in it.
+  # Another step, another batch, and another position in the batch.
   order = np.random.default_rng(0).permutation(16)[:5]
   others, their_draws = modules.pictures(16, seed=1), draws + np.uint32(1)
   others[:5], their_draws[:5] = images[order], draws[order]
@@ -83,7 +86,7 @@ def everything():
   return jax.jit(built(**PER_IMAGE, mixing={"name": "mixup_cutmix", "mode": "elem"}))
 
 
-def test_draws_do_not_depend_on_the_devices():
+def test_draws_do_not_depend_on_the_number_of_devices():
   images, targets, draws, key = modules.pictures(16), jnp.eye(16), np.arange(16, dtype=np.uint32), jax.random.key(1)
   whole = everything()(key, images, targets, draws, 0)
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -110,7 +113,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("choices", VARIANTS, ids=str)
-def test_patches_are_the_plain_result_rearranged(choices):
+def test_augmented_patches_match_augmented_images(choices):
   if "erasing" in choices:
     choices = choices | {"erasing": choices["erasing"] | {"probability": 0.7}}
   images, targets, draws = modules.pictures(8, 12, 12), jnp.eye(8), np.arange(8, dtype=np.uint32)
@@ -125,25 +128,25 @@ def test_patches_are_the_plain_result_rearranged(choices):
     key = jax.random.key(seed)
     (plain, soft), (found, soft_too) = both(key)
     assert found.shape == (8, 9, 48)
-    # The same numbers; but one program may fuse a product and a sum, rounded once, where the other rounds twice.
+    # The values are equal up to rounding: one program may fuse a product and a sum, and round once instead of twice.
     np.testing.assert_allclose(found, cut(plain, 4), atol=1e-6)
     np.testing.assert_array_equal(soft_too, soft)
     changed += (np.asarray(plain) != augment.normalise(images)).any()
   assert bool(changed) == bool(choices)
 
 
-def test_normalising_patches_is_normalising_images():
+def test_normalising_patches_matches_normalising_images():
   images, mean, std = modules.pictures(2, 8, 8), (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
   expected = cut(np.asarray(augment.normalise(images, mean=mean, std=std)), 4)
   np.testing.assert_array_equal(augment.normalise(cut(images, 4), mean=mean, std=std), expected)
 
 
-def test_a_warp_needs_whole_images():
+def test_warp_requires_whole_images():
   with pytest.raises(AssertionError, match="whole images"):
     built(patch=4, warp={"name": "affine"})
 
 
-# All of it.
+# The whole augmentation.
 
 
 @pytest.mark.parametrize(
@@ -163,8 +166,8 @@ def test_every_warp_mixing_and_erasing_runs_under_jit(key, name):
   np.testing.assert_allclose(targets.sum(-1), 1, atol=1e-6)
 
 
-def test_the_parts_follow_one_another_as_said():
-  # Warped, mixed as values in 0..255, normalised, erased: the parts called one by one give the same.
+def test_augmentation_matches_its_parts_in_the_documented_order():
+  # The order is: warp, mix as values in 0..255, normalise, erase. The parts called one by one give the same result.
   images, targets, draws, key = modules.pictures(16), jnp.eye(16), np.arange(16, dtype=np.uint32), jax.random.key(4)
   found, soft = everything()(key, images, targets, draws, 0)
   fold = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))
@@ -177,7 +180,7 @@ def test_the_parts_follow_one_another_as_said():
   np.testing.assert_allclose(soft, expected_soft, atol=1e-6)
 
 
-def test_without_a_choice_images_are_only_normalised():
+def test_images_are_only_normalised_by_default():
   images, targets = built()(jax.random.key(0), modules.pictures(8), jnp.eye(10)[:8], np.arange(8, dtype=np.uint32), 0)
   np.testing.assert_array_equal(images, augment.normalise(modules.pictures(8)))
   np.testing.assert_array_equal(targets, np.eye(10)[:8])

@@ -1,4 +1,4 @@
-"""AutoAugment: arguments of the published codes, chances, and whole pairs against Pillow."""
+"""Tests of AutoAugment: arguments of the published implementations, probabilities, and whole pairs against Pillow."""
 
 import functools
 import random
@@ -24,7 +24,7 @@ PILLOW = {  # image, argument
 }
 
 
-def test_there_are_25_pairs_of_known_operations():
+def test_25_pairs_use_known_operations():
   for rows, ops, highest in autoaugment.PAIRS.values():
     assert len(rows) == 25 and all(len(pair) == 2 for pair in rows)
     for name, probability, magnitude in (op for pair in rows for op in pair):
@@ -34,13 +34,13 @@ def test_there_are_25_pairs_of_known_operations():
 @pytest.mark.parametrize(
   ("pairs", "sums"), [("imagenet", (31.0, 287)), ("imagenet_v0", (29.8, 240)), ("cifar10", (26.5, 267))]
 )
-def test_probabilities_and_magnitudes_add_up_to_those_of_the_published_tables(pairs, sums):
+def test_sums_of_probabilities_and_magnitudes_match_the_published_tables(pairs, sums):
   every = [op for pair in autoaugment.PAIRS[pairs][0] for op in pair]
   assert (sum(p for _, p, _ in every), sum(m for *_, m in every)) == (pytest.approx(sums[0]), sums[1])
 
 
 @pytest.mark.parametrize("magnitude", range(11))
-def test_arguments_of_the_imagenet_pairs_are_those_of_timm(magnitude):
+def test_arguments_of_the_imagenet_pairs_match_timm(magnitude):
   def argument(table, name, sign=1):
     return table[name].argument(magnitude, sign)
 
@@ -77,7 +77,7 @@ def note(seen, name, image, argument, fill, choice):
 
 
 @pytest.mark.parametrize("pairs", autoaugment.PAIRS)
-def test_each_pair_is_drawn_as_often_and_each_operation_with_its_probability(pairs, monkeypatch):
+def test_pairs_are_drawn_equally_and_operations_with_their_probability(pairs, monkeypatch):
   rows, ops, highest = autoaugment.PAIRS[pairs]
   seen, images = [], 10_000
   table = {
@@ -99,7 +99,7 @@ def test_each_pair_is_drawn_as_often_and_each_operation_with_its_probability(pai
 
 
 @pytest.mark.parametrize("pairs", autoaugment.PAIRS)
-def test_pairs_of_colours_are_pillow_s(pairs, monkeypatch):
+def test_pairs_of_colour_operations_match_pillow(pairs, monkeypatch):
   rows, ops, highest = autoaugment.PAIRS[pairs]
   image = modules.pictures(1, 40, 31)[0]
   coloured = [pair for pair in rows if {name for name, *_ in pair} <= set(PILLOW)]
@@ -109,13 +109,13 @@ def test_pairs_of_colours_are_pillow_s(pairs, monkeypatch):
     monkeypatch.setitem(autoaugment.PAIRS, pairs, ((always,), ops, highest))
     for seed in (0, 1):
       draw, expected = random.Random(seed), Image.fromarray(image)
-      draw.random()  # which pair
+      draw.random()  # chooses the pair
       for name, _, magnitude in pair:
         draw.random()
         sign = (-1, 1)[int(draw.random() * 2)]
-        draw.random()  # the interpolation
+        draw.random()  # chooses the interpolation
         argument = ops[name].argument(magnitude, sign)
-        black = name == "Posterize" and not argument  # which Pillow 13 refuses
+        black = name == "Posterize" and not argument  # Pillow 13 refuses 0 bits
         expected = Image.new("RGB", expected.size) if black else PILLOW[name](expected, argument)
       ours = autoaugment.autoaugment(pairs=pairs)(image, random.Random(seed))
       np.testing.assert_array_equal(ours, np.asarray(expected), err_msg=str(pair))

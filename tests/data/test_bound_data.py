@@ -1,4 +1,4 @@
-"""Bound choices of data: their values, and the functions that they call."""
+"""Tests of bound data choices: their values, and the functions that they call."""
 
 import pickle
 
@@ -23,11 +23,11 @@ def source():
   return Source("made", "all", ("a", "b"), 6, None, str)
 
 
-def test_data_that_are_only_evaluated_have_no_values_of_training():
+def test_evaluation_data_have_no_training_values():
   assert type(bound()) is TrainData and type(bound(catalog.EVAL_DATA)) is EvalData
 
 
-def test_values_are_those_of_the_config():
+def test_values_match_the_config():
   data = bound(flip=False, warp={"name": "affine"})
   assert (data.image_size, data.exif, data.max_bad, data.skips, data.flip) == (8, True, 0.5, False, False)
   assert (data.warp.name, data.mixing.name, data.erasing.name, data.policy.name) == ("affine", "none", "none", "none")
@@ -35,14 +35,14 @@ def test_values_are_those_of_the_config():
   assert data.normalisation == {"mean": NARROW["mean"], "std": NARROW["std"]}
 
 
-def test_the_preparation_of_other_data_leaves_out_what_belongs_to_a_dataset():
+def test_preparation_leaves_out_keys_of_the_dataset():
   data = bound()
   assert "exif" not in data.preparation and "train" not in data.preparation
   assert data.seen.items() <= data.preparation.items()
   assert bound(catalog.EVAL_DATA, **data.preparation).preparation == data.preparation
 
 
-def test_images_have_the_limits_of_the_choice_unless_others_are_given():
+def test_images_have_the_limits_of_the_choice():
   data = bound(on_error="skip", max_pixels=100, max_aspect=3.0)
   assert data.images(source()).bounds == (100, 3.0, True)
   assert data.skips and not bound().skips
@@ -58,7 +58,7 @@ def test_examples_have_the_size_of_the_choice():
 
 
 @pytest.mark.heavy
-def test_normalised_images_come_back():
+def test_denormalise_inverts_normalise():
   images = np.arange(0, 255, 5, np.uint8).reshape(-1, 3)
   normalised = bound().normalise(images)
   np.testing.assert_allclose(normalised, (images / 255 - NARROW["mean"]) / NARROW["std"], atol=1e-5)
@@ -66,7 +66,7 @@ def test_normalised_images_come_back():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_worker_processes_get_the_choice(workers):
+def test_worker_processes_receive_the_choice(workers):
   data = bound(workers=workers)
   assert (data.create_workers(source, 6) is not None) == bool(workers)
   assert pickle.loads(pickle.dumps(data)) == data

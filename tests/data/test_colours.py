@@ -1,4 +1,4 @@
-"""Policies of colours against Pillow, colorsys and NumPy."""
+"""Tests of colour policies against Pillow, colorsys and NumPy."""
 
 import collections
 import colorsys
@@ -18,13 +18,13 @@ def image(height=24, width=20, seed=0):
   return modules.pictures(1, height, width, seed)[0]
 
 
-def test_gray_is_pillow_s_luma_in_all_channels():
+def test_gray_is_the_luma_of_pillow_in_all_channels():
   expected = np.asarray(Image.fromarray(image()).convert("L"))
   np.testing.assert_array_equal(colours.to_gray(image()), np.repeat(expected[..., None], 3, axis=2))
 
 
 @pytest.mark.parametrize("turn", [-0.5, -0.1, 0.0, 0.25, 0.5])
-def test_hues_turn_as_in_colorsys(turn):
+def test_hue_rotation_matches_colorsys(turn):
   ours = colours.rotate_hues(image(), turn).astype(int)
   steps = int(turn * 255)
   expected = np.empty_like(ours)
@@ -32,17 +32,17 @@ def test_hues_turn_as_in_colorsys(turn):
     h, s, v = colorsys.rgb_to_hsv(*(image()[at] / 255))
     h, s = (int(h * 255) + steps) % 256 / 255, int(s * 255) / 255
     expected[at] = np.round(np.array(colorsys.hsv_to_rgb(h % 1.0, s, v)) * 255)
-  # Pillow cuts hues to 256 steps, where colorsys goes a last bit's way; a step is up to 6 gray levels.
+  # Pillow quantises hues to 256 steps, while colorsys may differ in the last bit. A step is up to 6 gray levels.
   assert np.abs(ours - expected).max() <= 6 and np.abs(ours - expected).mean() < 0.5
 
 
-def test_a_gray_image_has_no_hue_to_turn():
+def test_hue_rotation_keeps_gray_images():
   flat = colours.to_gray(image())
   np.testing.assert_array_equal(colours.rotate_hues(flat, 0.3), flat)
 
 
 @pytest.mark.parametrize("radius", [0.1, 0.7, 1.3, 2.0])
-def test_a_blur_is_nearly_a_gaussian(radius):
+def test_blur_approximates_a_gaussian(radius):
   smooth = np.asarray(Image.fromarray(image(6, 6)).resize((48, 48), Image.Resampling.BICUBIC))
   at = np.arange(-12, 13)
   weights = np.exp(-(at**2) / (2 * radius**2))
@@ -59,7 +59,7 @@ def enhanced(picture, names, factors):
   return np.asarray(picture)
 
 
-def test_a_jitter_is_pillow_s_enhancements_in_the_order_drawn():
+def test_jitter_applies_pillow_enhancements_in_the_drawn_order():
   policy, orders = colours.colour_jitter(brightness=0.4, contrast=0.3, saturation=0.2), collections.Counter()
   for seed in range(200):
     draw = random.Random(seed)
@@ -74,7 +74,7 @@ def test_a_jitter_is_pillow_s_enhancements_in_the_order_drawn():
   assert min(orders.values()) > 15
 
 
-def test_a_factor_is_never_negative_and_nothing_is_left_as_it_is():
+def test_jitter_factors_are_not_negative_and_zero_jitter_is_valid():
   assert colours.colour_jitter(brightness=0, contrast=0, saturation=0)(image(), None) is not None
   means = [
     colours.colour_jitter(brightness=3.0, contrast=0, saturation=0)(image(), random.Random(seed)).mean()
@@ -84,7 +84,7 @@ def test_a_factor_is_never_negative_and_nothing_is_left_as_it_is():
   assert 0 <= min(means) < 0.4 and max(means) > 1.3
 
 
-def test_three_augment_is_one_of_three_then_a_jitter():
+def test_three_augment_is_one_of_three_operations_and_a_jitter():
   policy, jitter = colours.three_augment(), colours.colour_jitter(brightness=0.3, contrast=0.3, saturation=0.3)
   counts, radii = collections.Counter(), []
   for seed in range(300):
@@ -116,6 +116,6 @@ def test_amounts_out_of_range_are_refused(name, arguments, said):
     schema.bind(schema.Choice(name, arguments), (getattr(colours, name),))
 
 
-def test_radii_from_high_to_low_are_refused():
+def test_blur_radii_from_high_to_low_are_refused():
   with pytest.raises(schema.ConfigError, match="high to low"):
     colours.three_augment(blur=(2.0, 0.1))

@@ -1,18 +1,18 @@
-"""What rows of the catalog say."""
+"""Tests of the catalog's rows: defaults, instructions for manual downloads, and names of derived classes."""
 
 import pytest
 
 from vit_jax.data import catalog, dataset_row
 
 
-def test_a_row_of_nothing_but_a_reader_promises_nothing():
+def test_row_with_only_a_reader_has_defaults():
   row = dataset_row.DatasetRow(print)
   assert (row.builder, row.classes, row.labels, row.label, row.image, row.subset) == (None, None, 1, None, None, None)
   assert row.flip and row.crop and not (row.splits or row.slices or row.manual)
 
 
 @pytest.mark.parametrize("name", catalog.CATALOG)
-def test_what_is_fetched_by_hand_has_steps_and_a_rule_has_a_name_for_each_class(name):
+def test_manual_rows_have_steps_and_label_rules_name_every_class(name):
   row = catalog.CATALOG[name]
   assert bool(row.manual) == bool(row.steps)
   if isinstance(row.label, dataset_row.LabelRule):

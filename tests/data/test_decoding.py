@@ -1,4 +1,4 @@
-"""Decoding against Pillow; files that are not whole; memory that threads share."""
+"""Tests of decoding against Pillow, of damaged files, and of the memory limit that threads share."""
 
 import io
 import pathlib
@@ -17,20 +17,20 @@ from vit_jax.data import decoding
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "LA", "P", "RGBA", "1"])
-def test_every_kind_of_png_becomes_the_rgb_that_pillow_makes(mode):
+def test_every_mode_of_png_has_the_rgb_of_pillow(mode):
   image = Image.fromarray(picture()).convert(mode)
   np.testing.assert_array_equal(decoded(encode(image)), np.asarray(image.convert("RGB")))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_every_kind_of_jpeg_becomes_the_rgb_that_pillow_makes(mode, progressive):
+def test_every_mode_of_jpeg_has_the_rgb_of_pillow(mode, progressive):
   data = encode(Image.fromarray(picture()).convert(mode), "JPEG", quality=95, progressive=progressive)
   expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
   assert np.abs(decoded(data).astype(int) - expected).max() <= 2
 
 
-def test_sixteen_bits_are_cut_to_eight():
+def test_sixteen_bits_are_reduced_to_eight():
   image = picture()
   data = cv2.imencode(".png", image[..., ::-1].astype(np.uint16) * 257)[1].tobytes()
   np.testing.assert_array_equal(decoded(data), image)
@@ -40,7 +40,7 @@ def test_sixteen_bits_are_cut_to_eight():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("left", [30, 230], ids="{} MB, where pixels take 192 and decoding 384".format)
-def test_too_little_memory_is_no_fault_of_the_file(left):
+def test_lack_of_memory_is_not_reported_as_a_damaged_file(left):
   data = encode(np.full((8000, 8000, 3), 99, np.uint8), "JPEG", progressive=True)
   header, before = decoding.check_image(data, 2**30, 100), resource.getrlimit(resource.RLIMIT_AS)
   used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -69,25 +69,25 @@ JPEGS = {
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "cut out"])
 @pytest.mark.parametrize("kind", JPEGS)
-def test_a_box_of_a_jpeg_has_the_pixels_of_the_whole(kind, alone, monkeypatch):
+def test_box_of_a_jpeg_has_the_pixels_of_the_whole(kind, alone, monkeypatch):
   options = {"height": 201, "mode": "RGB"} | JPEGS[kind]
   image = Image.fromarray(picture(options.pop("height"), 333)).convert(options.pop("mode"))
   data = encode(image, "JPEG", quality=95, **options)
   if not alone:
-    monkeypatch.setattr(decoding, "nvimgcodec", None)  # as on a system that has none
+    monkeypatch.setattr(decoding, "nvimgcodec", None)  # as on a system without nvimgcodec
   whole = decoded(data)
   for box, pixels in boxes(data):
     np.testing.assert_array_equal(pixels, whole[box])
 
 
-def test_b1_each_box_of_a_torn_jpeg_is_an_error():
+def test_each_box_of_a_truncated_jpeg_is_an_error():
   data = encode(picture(400, 300), "JPEG", quality=95)
   for share in (0.2, 0.5, 0.9):
     for end in (b"", b"\xff\xd9"):
       assert all(pixels is None for _, pixels in boxes(data[: int(share * len(data))] + end, 10))
 
 
-def test_a_box_of_a_damaged_jpeg_has_the_pixels_of_the_whole_or_all_are_errors():
+def test_boxes_of_a_damaged_jpeg_match_the_whole_or_are_all_errors():
   data, draw, counts = encode(picture(200, 300), "JPEG", quality=95), np.random.default_rng(0), [0, 0]
   for _ in range(40):
     torn = bytearray(data)
@@ -104,59 +104,59 @@ def test_a_box_of_a_damaged_jpeg_has_the_pixels_of_the_whole_or_all_are_errors()
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99])
-def test_a_truncated_file_is_an_error(form, share):
+def test_truncated_file_is_an_error(form, share):
   data = encode(picture(), form)
   with pytest.raises(decoding.DecodeError, match="not a complete image"):
     decoded(data[: int(share * len(data))])
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 10, 100])
-def test_a_jpeg_that_lacks_its_last_bytes_is_an_error(lost):
+def test_jpeg_without_its_last_bytes_is_an_error(lost):
   for progressive in (False, True):
     with pytest.raises(decoding.DecodeError):
       decoded(encode(picture(), "JPEG", progressive=progressive)[:-lost])
 
 
-def test_a_jpeg_whose_second_half_was_never_written_is_an_error():
+def test_jpeg_with_a_second_half_of_zeros_is_an_error():
   data = encode(picture(480, 640), "JPEG")
   with pytest.raises(decoding.DecodeError):
     decoded(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
 
 
 @pytest.mark.parametrize("data", [b"", b"a text file, whatever its name", bytes(1000)])
-def test_what_is_no_image_is_an_error(data):
+def test_data_that_are_not_an_image_are_an_error(data):
   with pytest.raises(decoding.DecodeError):
     decoded(data)
 
 
-def test_a_png_with_a_wrong_checksum_is_an_error():
+def test_png_with_a_wrong_checksum_is_an_error():
   data = bytearray(encode(picture()))
   data[data.index(b"IDAT") + 40] ^= 0xFF
   with pytest.raises(decoding.DecodeError):
     decoded(bytes(data))
 
 
-def test_bytes_behind_a_complete_image_do_no_harm():
+def test_bytes_after_a_complete_image_are_ignored():
   for form in ("JPEG", "PNG"):
     data = encode(picture(), form)
     np.testing.assert_array_equal(decoded(data + bytes(50)), decoded(data))
 
 
 @pytest.mark.parametrize("name", [name for name in hostile_images.REFUSED if "cut" in name or "end" in name])
-def test_a_jpeg_or_png_that_lacks_a_part_is_an_error_also_with_an_end_behind(name):
+def test_incomplete_jpeg_or_png_is_an_error_even_with_an_end_marker(name):
   with pytest.raises(decoding.DecodeError, match=r"^not a complete image"):
     decoded(hostile_images.REFUSED[name]())
 
 
 @pytest.mark.parametrize("name", [name for name in hostile_images.WHOLE if "10,000" not in name])
-def test_an_odd_image_that_is_whole_has_the_pixels_that_pillow_sees(name):
+def test_unusual_complete_image_has_the_pixels_of_pillow(name):
   data = hostile_images.WHOLE[name]()
   found, expected = decoded(data), hostile_images.pillow(data).astype(int)
   assert found.shape == expected.shape
   assert np.abs(found - expected).max() <= (8 if "webp" in name else 2)
 
 
-def test_jpegs_of_all_sizes_and_qualities_are_whole():
+def test_jpegs_of_all_sizes_and_qualities_are_accepted():
   draw = np.random.default_rng(0)
   for i in range(60):
     height, width, quality = (int(draw.integers(*ends)) for ends in ((1, 90), (1, 90), (5, 100)))
@@ -166,24 +166,24 @@ def test_jpegs_of_all_sizes_and_qualities_are_whole():
     np.testing.assert_array_equal(decoded(data), direct)
 
 
-# Bounds.
+# Limits.
 
 
-def test_an_image_of_more_pixels_than_allowed_is_refused_with_both_numbers():
+def test_image_with_too_many_pixels_is_refused_with_both_numbers():
   data = encode(picture(60, 80))
   with pytest.raises(decoding.DecodeError, match=r"80 x 60 pixels. Allowed: up to data.max_pixels=4,799 in all"):
     decoding.check_image(data, 4799, 100)
   assert decoding.check_image(data, 4800, 100)[:2] == (60, 80)
 
 
-def test_an_image_that_is_too_long_is_refused_with_both_numbers():
+def test_image_that_is_too_long_is_refused_with_both_numbers():
   data = encode(picture(60, 600))
   with pytest.raises(decoding.DecodeError, match=r"600 x 60 pixels\. .* up to data.max_aspect=9.9 times the other"):
     decoding.check_image(data, 10**6, 9.9)
   assert decoding.check_image(data, 10**6, 10)[:2] == (60, 600)
 
 
-def test_threads_never_hold_more_than_the_memory_there_is_and_all_come_to_their_turn():
+def test_threads_never_exceed_the_memory_limit_and_all_finish():
   memory, held, most, lock = decoding.MemoryLimit(100), [], [], threading.Lock()
 
   def hold(size):
@@ -204,7 +204,7 @@ def test_threads_never_hold_more_than_the_memory_there_is_and_all_come_to_their_
   assert max(most) == 100
 
 
-def test_memory_is_given_back_after_an_error():
+def test_memory_is_released_after_an_error():
   memory = decoding.MemoryLimit(10)
   for _ in range(3):
     with pytest.raises(ZeroDivisionError), memory.share(10):
@@ -213,7 +213,7 @@ def test_memory_is_given_back_after_an_error():
     pass
 
 
-def test_a_large_image_is_not_overtaken_by_small_ones_for_ever():
+def test_large_image_is_not_overtaken_by_small_ones():
   memory, order = decoding.MemoryLimit(10), []
 
   def hold(size):
@@ -240,7 +240,7 @@ ADOBE = b"\xff\xee\0\x0eAdobe\0d\0\0\0\0"
 
 
 def renamed(data, names):
-  """A JPEG whose components have other names."""
+  """Returns a JPEG with renamed components."""
   changed, frame, scan = bytearray(data), data.index(b"\xff\xc0"), data.index(b"\xff\xda")
   for number, name in enumerate(names):
     changed[frame + 10 + 3 * number] = changed[scan + 5 + 2 * number] = name
@@ -248,7 +248,7 @@ def renamed(data, names):
 
 
 def marked(transform, jfif):
-  """A JPEG of three channels with Adobe's marker, and perhaps with that of JFIF."""
+  """Returns a JPEG of three channels with Adobe's marker, and optionally with that of JFIF."""
   data = encode(picture(150, 203), "JPEG", quality=90)
   return data[: 20 if jfif else 2] + ADOBE + bytes([transform]) + data[20:]
 
@@ -263,7 +263,7 @@ COLOURED = {
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_jpegs_of_all_colour_markers_have_pillows_pixels(name):
+def test_jpegs_of_all_colour_markers_have_the_pixels_of_pillow(name):
   data = COLOURED[name]()
   whole = decoded(data)
   np.testing.assert_array_equal(whole, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))

@@ -1,4 +1,4 @@
-"""Batches as global arrays: every row where the mesh wants it, and threads that end."""
+"""Tests of batches as global arrays: the placement of rows on the mesh, and closing."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from vit_jax.parallel import sharding
 
 
 class Rows:
-  """Batches of row numbers, two of them."""
+  """An iterator over two batches of row numbers."""
 
   def __init__(self, rows):
     self.rows, self.left, self.closed, self.skipped = rows, 2, False, 3
@@ -26,7 +26,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 4}, {"data": 4, "tensor": 2}], ids=str)
-def test_global_arrays_hold_every_row_in_order_split_over_the_batch_axes(sizes):
+def test_global_arrays_contain_every_row_in_order_split_over_the_batch_axes(sizes):
   grid = sharding.make_mesh(config.Mesh(**sizes), jax.devices())
   split = sharding.make_batch_sharding(grid)
   local = Rows(sharding.find_local_rows(split, 16))

@@ -1,4 +1,4 @@
-"""The same pixels of a file in training, evaluation, `predict`, `prepare` and `prepare --check`."""
+"""Tests that a file has the same pixels in training, evaluation, `predict`, `prepare` and `prepare --check`."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ PALETTE = DRAW.integers(0, 256, (16, 3))
 
 
 def masked():
-  """A BMP with 10 bits a channel, and its pixels."""
+  """Returns a BMP with 10 bits per channel, and its pixels."""
   channels = DRAW.integers(0, 1024, (SIDE, SIDE, 3))
   pixels = sum(channels[..., i].astype(np.uint32) << np.uint32(10 * i) for i in range(3))
   rows = [row.astype("<u4").tobytes() for row in pixels[::-1]]
@@ -27,20 +27,20 @@ def masked():
 
 
 def numbered(form):
-  """A GIF with a background outside its palette, or a transparent one, and its pixels."""
+  """Returns a GIF with its pixels. Its background is outside the palette, or one of its colours is transparent."""
   numbers = DRAW.integers(0, 16, (SIDE, SIDE))
   frame = gif_frame(numbers, transparent=3 if form == "transparent" else None)
   return gif(SIDE, SIDE, frame, palette=PALETTE, background=99 if form == "background" else 0), PALETTE[numbers]
 
 
 def gray(kind):
-  """A square TIFF whose orientation does not count, and its pixels."""
+  """Returns a square TIFF with an orientation that is ignored, and its pixels."""
   samples = DRAW.integers(0, 256, (SIDE, SIDE, 1))
   return tiff(samples, 8, 1, tags={274: (kind, [6])}), np.repeat(samples, 3, -1)
 
 
 def deep():
-  """A PNG of 16 bits with a transparent colour, and its pixels."""
+  """Returns a PNG of 16 bits with a transparent colour, and its pixels."""
   samples = DRAW.integers(0, 65536, (SIDE, SIDE, 3))
   return png(samples, 16, 2, before=chunk(b"tRNS", samples[0, 0].astype(">u2").tobytes())), samples >> 8
 
@@ -73,11 +73,11 @@ def record(source, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_b1_to_b4_each_verb_has_the_pixels_that_the_format_defines(source, name):
+def test_every_verb_has_the_pixels_that_the_format_defines(source, name):
   data, expected = FILES[name]
   preparation = Preparation(SIDE, crops.TEST_CROPS["resize"](SIDE), 10**6, 100, True)
   np.testing.assert_array_equal(preparation.file(data), expected)  # predict and the report
-  np.testing.assert_array_equal(conversion.convert_image(data).pixels, expected)  # prepare, on one machine or many
+  np.testing.assert_array_equal(conversion.convert_image(data).pixels, expected)  # prepare, on one machine or several
   for exif in (False, True):
     account = images.Images(source, "raise", 10**6, 100, exif)
     whole, _ = account.read_prepared(record(source, name), np.asarray)  # --show and --check
@@ -85,13 +85,13 @@ def test_b1_to_b4_each_verb_has_the_pixels_that_the_format_defines(source, name)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_b1_to_b4_what_prepare_writes_has_the_same_pixels(name):
+def test_prepared_file_has_the_same_pixels(name):
   data, expected = FILES[name]
   written = conversion.convert_image(data)
   np.testing.assert_array_equal(conversion.convert_image(written.data).pixels, expected)
 
 
-def test_b1_to_b4_training_and_evaluation_have_the_same_pixels(source):
+def test_training_and_evaluation_have_the_same_pixels(source):
   training = stream.train_examples(source, 0, image_size=SIDE, crop=schema.Choice("resize"), flip=False)
   testing = stream.eval_examples(source, image_size=SIDE, test_crop=schema.Choice("resize"))
   for examples in (training, testing):
@@ -116,7 +116,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_b1_each_verb_refuses_a_file_that_contradicts_itself(name, tmp_path, monkeypatch):
+def test_every_verb_refuses_a_damaged_file(name, tmp_path, monkeypatch):
   data = DAMAGED[name]
   preparation = Preparation(SIDE, crops.TEST_CROPS["resize"](SIDE), 10**6, 100, True)
   with pytest.raises(DecodeError, match="not a complete image"):
@@ -127,9 +127,9 @@ def test_b1_each_verb_refuses_a_file_that_contradicts_itself(name, tmp_path, mon
   (tmp_path / "train/a/x.jpg").write_bytes(data)
   lines, bad = check.check_images(tmp_path)  # prepare --check
   assert bad == 1 and "bad: train/a/x.jpg: not a complete image" in lines[0]
-  monkeypatch.setattr(images, "KEEP", 0)  # as of data that are larger than memory
+  monkeypatch.setattr(images, "KEEP", 0)  # as with data larger than memory
   photos = catalog.open_split(schema.Choice("folder", {"path": str(tmp_path), "test": "train"}), "train")
-  training = stream.train_examples(photos, 0, image_size=SIDE)  # in which a box is cropped
+  training = stream.train_examples(photos, 0, image_size=SIDE)  # crops a box
   testing = stream.eval_examples(photos, image_size=SIDE)
   for examples in (training, testing):
     batches = loader.batches(examples, 1, range(1))
@@ -138,7 +138,7 @@ def test_b1_each_verb_refuses_a_file_that_contradicts_itself(name, tmp_path, mon
     batches.close()
 
 
-def test_b1_check_reports_no_bad_image_and_names_what_a_run_refuses(folder, tmp_path):
+def test_check_reports_only_images_that_a_run_refuses(folder, tmp_path):
   lines, bad = check.check_images(folder)
   assert bad == 0, lines
   refused = {

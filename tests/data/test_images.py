@@ -1,4 +1,4 @@
-"""Images by record: bad ones are named or skipped, whatever is wrong with them; what is being read is known."""
+"""Tests of images by record: bad images are named or skipped, and images being read are reported."""
 
 import dataclasses
 import errno
@@ -19,7 +19,7 @@ SMALL = [name for name in hostile_images.REFUSED if "32,767" not in name]
 
 
 def of(read, on_error, count=1):
-  """Images of a made source whose records `read` gives."""
+  """Returns the images of a generated source with the records of `read`."""
   made = sources.Source("made", "test", ("a",), count, read, lambda i: f"made, record {i}")
   return images.Images(made, on_error, 178_956_970, 100)
 
@@ -29,7 +29,7 @@ def same(image):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_hostile_image_is_an_error_that_names_it_or_is_skipped(name):
+def test_hostile_image_is_named_in_an_error_or_skipped(name):
   data = hostile_images.REFUSED[name]()
   raising, skipping = of(lambda i: (data, 0), "raise"), of(lambda i: (data, 0), "skip", 1000)
   with pytest.raises(images.ImageError, match=r"^made, record 0: ") as caught:
@@ -43,7 +43,7 @@ def test_a_hostile_image_is_an_error_that_names_it_or_is_skipped(name):
 
 
 @pytest.mark.parametrize("name", hostile_images.NO_FILES)
-def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path, name):
+def test_file_that_is_not_regular_is_refused_without_blocking(tmp_path, name):
   folder = tmp_path / "train/a"
   folder.mkdir(parents=True)
   (folder / "x.jpg").write_bytes(hostile_images.jpeg())
@@ -59,22 +59,22 @@ def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path, nam
 
 
 def corner(image):
-  """A box far from the end of the file."""
+  """Returns a box far from the end of the file."""
   return np.array(image[10:40, 20:60])
 
 
-def test_b1_a_jpeg_is_decoded_as_a_whole_when_it_is_first_read_and_later_by_boxes(monkeypatch):
+def test_jpeg_is_decoded_as_a_whole_once_and_by_boxes_later(monkeypatch):
   data, whole = hostile_images.jpeg(), []
-  monkeypatch.setattr(images, "KEEP", 0)  # or the decoded image is kept in memory
+  monkeypatch.setattr(images, "KEEP", 0)  # otherwise the decoded image is kept in memory
   decode = decoding.decode
   monkeypatch.setattr(decoding, "decode", lambda *args: whole.append(1) or decode(*args))
   several = of(lambda i: (data, 0), "raise", 20)
   for i in (3, 9, 3, 8, 9, 3):
     np.testing.assert_array_equal(several.read_prepared(i, corner)[0], decoded(data)[10:40, 20:60])
-  assert len(whole) - 6 == (3 if decoding.nvimgcodec else 6)  # six are of the test itself
+  assert len(whole) - 6 == (3 if decoding.nvimgcodec else 6)  # the test itself decodes six times
 
 
-def test_b1_damage_outside_of_a_box_is_found_each_time(monkeypatch):
+def test_damage_outside_a_box_is_found_every_time(monkeypatch):
   monkeypatch.setattr(images, "KEEP", 0)
   data = hostile_images.cut(hostile_images.jpeg(), 0.9, hostile_images.EOI)
   raising, skipping = of(lambda i: (data, 0), "raise"), of(lambda i: (data, 0), "skip", 1000)
@@ -84,7 +84,7 @@ def test_b1_damage_outside_of_a_box_is_found_each_time(monkeypatch):
     assert skipping.read_prepared(7, corner) is None
 
 
-def test_b1_records_of_public_data_may_have_bytes_before_the_end():
+def test_records_of_public_data_may_have_bytes_before_the_end():
   data = hostile_images.REFUSED["jpeg with bytes before its end"]()
   mixed = dataclasses.replace(of(lambda i: (data, 0), "raise", 2).source, is_published=lambda i: i == 1)
   account = images.Images(mixed, "raise", 10**6, 100)
@@ -98,7 +98,7 @@ def test_b1_records_of_public_data_may_have_bytes_before_the_end():
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_an_error_of_the_disk_makes_no_record_bad_and_stops_the_run(on_error):
+def test_disk_error_stops_the_run_and_marks_no_record_as_bad(on_error):
   def read(i):
     raise OSError(errno.ESTALE, "Stale file handle")
 
@@ -114,7 +114,7 @@ def test_an_error_of_the_disk_makes_no_record_bad_and_stops_the_run(on_error):
 @pytest.mark.parametrize(
   "error", [MemoryError(), cv2.error("OpenCV(5.0.0) a.cpp:1: error: (-4:Insufficient memory) F")]
 )
-def test_too_little_memory_makes_no_record_bad_and_stops_the_run(on_error, error):
+def test_lack_of_memory_stops_the_run_and_marks_no_record_as_bad(on_error, error):
   def fail(image):
     raise error
 
@@ -124,7 +124,7 @@ def test_too_little_memory_makes_no_record_bad_and_stops_the_run(on_error, error
   assert not made.reasons
 
 
-def test_a_set_of_which_every_image_is_bad_stops_the_run():
+def test_dataset_with_only_bad_images_stops_the_run():
   made = of(lambda i: (b"", 0), "skip", 3)
   assert made.read_prepared(0, same) is None
   assert made.read_prepared(1, same) is None
@@ -141,7 +141,7 @@ ERRORS = (
 @pytest.mark.heavy
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("stage", ["crop", "policy"])
-def test_an_error_of_cropping_or_of_the_policy_is_an_error_of_the_image(monkeypatch, error, stage):
+def test_error_in_a_crop_or_policy_is_an_error_of_the_image(monkeypatch, error, stage):
   def fail(image, draw):
     if image[0, 0].tolist() == [7, 0, 3]:  # record 3
       raise error
@@ -155,7 +155,7 @@ def test_an_error_of_cropping_or_of_the_policy_is_an_error_of_the_image(monkeypa
     train(source(10), 10, 1, **args)
   assert caught.value.__cause__ is error
   taken = train(source(2000), 500, 4, on_error="skip", **args)
-  assert sorted(records(taken))[:4] == [0, 1, 2, 4]  # one epoch, in which another stands for it
+  assert sorted(records(taken))[:4] == [0, 1, 2, 4]  # one epoch, with another image in place of record 3
   if stage == "crop":
     examples = stream.eval_examples(source(2000), image_size=2, test_crop=schema.Choice("failing"))
     batches = loader.batches(examples, 500, range(500), on_error="skip")
@@ -164,7 +164,7 @@ def test_an_error_of_cropping_or_of_the_policy_is_an_error_of_the_image(monkeypa
     assert np.flatnonzero(mask == 0).tolist() == [3]
 
 
-def test_a_bomb_for_the_crop_is_an_error_of_the_image_and_not_of_memory():
+def test_image_too_long_for_the_crop_is_an_error_of_the_image():
   data = encode(np.zeros((1_000_000, 1, 3), np.uint8))
   made = sources.Source("made", "test", ("a",), 1, lambda i: (data, 0), lambda i: f"made, record {i}")
   for max_aspect, reason in ((100, "data.max_aspect=100 times"), (1e9, "Allowed: 256 MiB|libpng|OpenCV")):
@@ -175,7 +175,7 @@ def test_a_bomb_for_the_crop_is_an_error_of_the_image_and_not_of_memory():
     batches.close()
 
 
-def test_the_bounds_of_a_config_hold_for_training_and_for_measuring():
+def test_limits_of_a_config_apply_to_training_and_evaluation():
   large = sources.Source("made", "t", ("a",), 1, lambda i: (encode(picture(60, 80)), 0), lambda i: f"made, record {i}")
   for examples in (stream.train_examples(large, 0, **PLAIN), stream.eval_examples(large, image_size=2)):
     for bounds, message in (({"max_pixels": 4000}, "max_pixels=4,000"), ({"max_aspect": 1.3}, "max_aspect=1.3")):
@@ -185,7 +185,7 @@ def test_the_bounds_of_a_config_hold_for_training_and_for_measuring():
       batches.close()
 
 
-def test_the_first_problem_is_known_before_its_batch_is_asked_for():
+def test_first_problem_is_known_before_its_batch_is_requested():
   batches = loader.batches(stream.eval_examples(source(200, bad=[30]), image_size=2), 4, range(4), threads=2)
   assert batches.problem is None
   next(batches)
@@ -193,13 +193,13 @@ def test_the_first_problem_is_known_before_its_batch_is_asked_for():
     next(batches)
   deadline = time.monotonic() + 20
   while batches.problem is None and time.monotonic() < deadline:
-    time.sleep(0.01)  # record 30 is in the eighth batch, which nobody asked for
+    time.sleep(0.01)  # record 30 is in the eighth batch, which was not requested
   assert isinstance(batches.problem, images.ImageError)
   assert "made, record 30" in str(batches.problem)
   batches.close()
 
 
-def test_what_is_being_read_is_known_and_closing_does_not_wait_for_it(monkeypatch):
+def test_image_being_read_is_reported_and_closing_does_not_wait(monkeypatch):
   monkeypatch.setattr(prefetch, "PATIENCE", 0.1)
   go_on, begun = threading.Event(), threading.Event()
 
@@ -223,14 +223,14 @@ def test_what_is_being_read_is_known_and_closing_does_not_wait_for_it(monkeypatc
   go_on.set()
 
 
-def test_nothing_is_being_read_once_everything_was():
+def test_no_image_is_reported_as_being_read_at_the_end():
   batches = loader.batches(stream.eval_examples(source(10), image_size=2), 4, range(4))
   assert len(list(batches)) == 3
   assert batches.reading() == []
   batches.close()
 
 
-def test_many_bad_images_are_counted_under_all_threads_and_the_log_names_each_once(caplog):
+def test_bad_images_are_counted_across_threads_and_logged_once(caplog):
   bad = [3, 500, 1400]
   batches = loader.batches(
     stream.eval_examples(source(4000, bad), image_size=2), 100, range(100), on_error="skip", threads=8
@@ -245,7 +245,7 @@ def test_many_bad_images_are_counted_under_all_threads_and_the_log_names_each_on
 @pytest.mark.parametrize(
   ("max_bad", "bad", "stops"), [(0.0, 5, False), (0.0, 6, True), (0.1, 20, False), (0.1, 21, True)]
 )
-def test_a_config_may_say_how_many_bad_records_are_too_many(max_bad, bad, stops):
+def test_limit_of_bad_records_is_configurable(max_bad, bad, stops):
   examples = stream.eval_examples(source(200, bad=range(bad)), image_size=2)
   batches = loader.batches(examples, 200, range(200), on_error="skip", max_bad=max_bad)
   if stops:
@@ -258,7 +258,7 @@ def test_a_config_may_say_how_many_bad_records_are_too_many(max_bad, bad, stops)
 
 @pytest.mark.parametrize("records", [1, 10**6], ids=["kept", "not kept"])
 @pytest.mark.parametrize("exif", [False, True])
-def test_images_are_turned_as_the_config_says_also_those_that_are_kept(exif, records):
+def test_images_are_oriented_as_configured_also_from_memory(exif, records):
   data = tagged(picture(), 6)
   made = sources.Source("made", "t", ("a",), records, lambda i: (data, 0), str)
   opened = images.Images(made, "raise", 10**6, 100, exif)
@@ -268,7 +268,7 @@ def test_images_are_turned_as_the_config_says_also_those_that_are_kept(exif, rec
     assert opened.read_prepared(0, lambda image: image.shape)[0] == ((80, 60, 3) if exif else (60, 80, 3))
 
 
-def test_evaluations_see_turned_images_upright_where_exif_counts():
+def test_evaluation_rotates_images_only_if_exif_is_applied():
   data = tagged(picture(60, 60), 3, "PNG")
   made = sources.Source("made", "t", ("a",), 1, lambda i: (data, 0), str)
   for exif in (False, True):

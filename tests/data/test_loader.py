@@ -1,4 +1,4 @@
-"""Batches: the same for any number of threads, workers and processes, from any step on."""
+"""Tests that batches are equal for any number of threads, workers and processes, and from any start step."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ from vit_jax.schema import Choice
 
 
 @pytest.mark.parametrize("threads", [1, 7])
-def test_a_batch_is_a_function_of_seed_and_step(threads):
+def test_batch_is_a_function_of_seed_and_step(threads):
   whole = train(source(50, gradient=True), 16, 9, **RANDOM)
   same(whole, train(source(50, gradient=True), 16, 9, **RANDOM, threads=threads))
   for start in (1, 4, 8):
@@ -24,12 +24,12 @@ def test_a_batch_is_a_function_of_seed_and_step(threads):
   same(whole, train(source(50, gradient=True), 16, 9, **RANDOM, threads=threads, prefetch=4))
 
 
-def test_a_late_start_costs_nothing():
+def test_start_at_a_late_step_is_immediate():
   assert len(train(source(50), 16, 1, start=10**12)) == 1
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_hosts_together_make_the_same_batch(hosts):
+def test_hosts_together_build_the_same_batch(hosts):
   whole = train(source(50, gradient=True), 80, 4, **RANDOM)
   parts = [np.arange(80)[host::hosts] for host in range(hosts)]
   for rows in parts:
@@ -38,7 +38,7 @@ def test_hosts_together_make_the_same_batch(hosts):
 
 
 @pytest.mark.parametrize("prefetch", [1, 5, 30])
-def test_so_many_batches_are_made_before_they_are_asked_for(prefetch):
+def test_prefetched_batches_are_read_before_they_are_requested(prefetch):
   made, read = source(200), []
   counted = dataclasses.replace(made, read=lambda i: (read.append(i), made.read(i))[1])
   batches = training(counted, 4, range(4), prefetch=prefetch)
@@ -54,7 +54,7 @@ def test_so_many_batches_are_made_before_they_are_asked_for(prefetch):
 @pytest.mark.parametrize(
   ("remote", "order", "count"), [(False, "records", 3), (True, "records", 32), (True, "blocks", 3)]
 )
-def test_there_are_as_many_threads_as_cores_or_more_where_each_image_is_a_request(monkeypatch, remote, order, count):
+def test_default_thread_count_is_higher_if_each_image_is_a_request(monkeypatch, remote, order, count):
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
   made = source(200)
   runs = sources.SpanReader(lambda first, stop: [], lambda stored: stored)
@@ -66,14 +66,14 @@ def test_there_are_as_many_threads_as_cores_or_more_where_each_image_is_a_reques
   batches.close()
 
 
-def test_rows_come_in_the_order_asked_for():
+def test_rows_have_the_requested_order():
   rows = [70, 3, 3, 0, 41]
   whole = train(source(90), 80, 2)
   same([{key: value[rows] for key, value in b.items()} for b in whole], train(source(90), 80, 2, rows=rows))
 
 
 @pytest.mark.long
-def test_a_process_ends_although_its_stream_is_still_open():
+def test_process_ends_although_its_stream_is_open():
   code = """
 import cv2, numpy as np
 from vit_jax.data import loader, sources, stream
@@ -87,7 +87,7 @@ next(loader.batches(stream.train_examples(made, 0, image_size=4), 8, range(8)))
 @pytest.mark.parametrize(
   ("count", "records", "workers"), [(2, 10**6, 0), (96, 10**6, 32), (96, 999, 0), (8, 131_072, 2)]
 )
-def test_a_host_of_many_cores_has_workers_for_many_records(monkeypatch, count, records, workers):
+def test_host_with_many_cores_uses_workers_for_many_records(monkeypatch, count, records, workers):
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
   made = loader.processes(None, records)
   assert (made.count if made else 0) == workers
@@ -112,14 +112,12 @@ def test_a_host_of_many_cores_has_workers_for_many_records(monkeypatch, count, r
     (1, 32, 0, True, "0 workers and 32 threads on 1 core. Raise --config.data.threads to up to 256; a restart"),
   ],
 )
-def test_newcomer_7_a_run_that_waits_is_told_its_numbers_and_what_can_be_raised(
-  cores, threads, workers, requests, expected, monkeypatch
-):
+def test_advice_for_slow_loading_names_settings_and_limits(cores, threads, workers, requests, expected, monkeypatch):
   monkeypatch.setattr(loader, "count_usable_cores", lambda: cores)
   assert loader.suggest_settings(threads, workers, requests).startswith(expected)
 
 
-def test_newcomer_7_present_numbers_are_those_of_the_loader(monkeypatch):
+def test_default_thread_and_worker_counts(monkeypatch):
   monkeypatch.setattr(loader, "count_usable_cores", lambda: 16)
   assert loader.choose_thread_count(None, False) == 16 and loader.choose_thread_count(None, True) == 32
   assert (

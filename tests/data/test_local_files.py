@@ -1,4 +1,4 @@
-"""Files of data: regular ones are read whole, and a change shows in their stamp."""
+"""Tests of local data files: regular files are read whole, and changes are detected by their stamps."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ import pytest
 from vit_jax.data import local_files
 
 
-def test_a_file_is_read_whole_and_one_that_is_too_large_not_at_all(tmp_path, monkeypatch):
+def test_file_is_read_whole_and_a_too_large_file_is_refused(tmp_path, monkeypatch):
   (tmp_path / "x").write_bytes(b"12345")
   assert local_files.read_file(tmp_path / "x") == b"12345"
   monkeypatch.setattr(local_files, "LARGEST", 4)
@@ -16,7 +16,7 @@ def test_a_file_is_read_whole_and_one_that_is_too_large_not_at_all(tmp_path, mon
     local_files.read_file(tmp_path / "x")
 
 
-def test_stamps_are_those_of_each_file_and_none_of_what_cannot_be_asked(tmp_path):
+def test_stamps_are_none_for_missing_files_and_invalid_names(tmp_path):
   names = [f"{tmp_path}/{i}" for i in range(2001)]
   for i in (0, 1500, 2000):
     (tmp_path / str(i)).write_bytes(bytes(i))
@@ -27,7 +27,7 @@ def test_stamps_are_those_of_each_file_and_none_of_what_cannot_be_asked(tmp_path
   assert local_files.read_stamp(names[0]) == (0, 1) != stamps[0]
 
 
-def test_g7_states_change_with_the_content_although_size_and_time_do_not(tmp_path):
+def test_state_changes_with_the_content_at_equal_size_and_time(tmp_path):
   file = tmp_path / "a"
   file.write_bytes(b"one")
   before = local_files.read_states([str(file), str(tmp_path / "absent"), "a\0b"])
@@ -39,7 +39,7 @@ def test_g7_states_change_with_the_content_although_size_and_time_do_not(tmp_pat
   assert after[:3] == before[0][:3] and after != before[0]
 
 
-def test_a_file_that_is_replaced_by_a_pipe_is_closed_again(tmp_path):
+def test_pipe_instead_of_a_file_is_closed_again(tmp_path):
   os.mkfifo(tmp_path / "x.jpg")
   before = len(os.listdir("/proc/self/fd"))
   for _ in range(5):
@@ -48,7 +48,7 @@ def test_a_file_that_is_replaced_by_a_pipe_is_closed_again(tmp_path):
   assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_g7_a_version_changes_with_the_content_although_size_and_time_do_not(tmp_path):
+def test_version_changes_with_the_content_at_equal_size_and_time(tmp_path):
   file, other = tmp_path / "a", tmp_path / "b"
   for size in (1, local_files.WHOLE, local_files.WHOLE + 1, 3 * local_files.WHOLE):
     file.write_bytes(bytes(size))
@@ -56,7 +56,7 @@ def test_g7_a_version_changes_with_the_content_although_size_and_time_do_not(tmp
     before = local_files.read_version(file)
     assert local_files.read_version(str(file)) == before and before.size == size
     with file.open("r+b") as opened:
-      opened.seek(size // 3)  # between two of the sampled blocks of a large file
+      opened.seek(size // 3)  # between two sampled blocks of a large file
       opened.write(b"x")
     os.utime(file, ns=(10**18, 10**18))
     after = local_files.read_version(file)
@@ -67,7 +67,7 @@ def test_g7_a_version_changes_with_the_content_although_size_and_time_do_not(tmp
     assert local_files.read_version(other).modified == after.modified and local_files.read_version(other) != after
 
 
-def test_g7_the_first_and_the_last_byte_of_a_large_file_are_sampled(tmp_path):
+def test_first_and_last_byte_of_a_large_file_are_sampled(tmp_path):
   file = tmp_path / "a"
   digests = set()
   for place in (None, 0, 10**6 - 1):
@@ -79,7 +79,7 @@ def test_g7_the_first_and_the_last_byte_of_a_large_file_are_sampled(tmp_path):
   assert len(digests) == 3
 
 
-def test_g7_a_relative_path_is_that_of_the_current_folder(tmp_path, monkeypatch):
+def test_relative_path_is_resolved_in_the_current_folder(tmp_path, monkeypatch):
   for folder in "ab":
     (tmp_path / folder).mkdir()
     (tmp_path / folder / "x").write_text("1")

@@ -1,4 +1,4 @@
-"""Masks: numbers of pixels whatever the PNG, scaled by their middles, shares of patches counted one by one."""
+"""Tests of masks: numbers of pixels in any format, scaling, and shares of patches counted pixel by pixel."""
 
 import dataclasses
 import io
@@ -38,7 +38,7 @@ def images(content, on_error="raise", count=100, **of_masks):
 
 
 @pytest.mark.parametrize("mode", ["L", "P"])
-def test_numbers_are_those_of_gray_pixels_and_of_places_in_a_palette(mode):
+def test_numbers_are_gray_values_or_palette_indices(mode):
   np.testing.assert_array_equal(masks.decode_numbers(file(STORED, mode), 10_000, 100), STORED)
 
 
@@ -49,7 +49,7 @@ def test_one_bit_is_two_classes():
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("form", ["PNG, gray", "PNG, palette", "TIFF, gray", "TIFF, palette", "BMP"])
-def test_b_numbers_of_few_bits_are_as_they_are_stored(form, bits):
+def test_numbers_of_few_bits_are_the_stored_values(form, bits):
   stored = np.random.default_rng(0).integers(0, 1 << bits, (5, 7, 1))
   colours = np.random.default_rng(1).integers(0, 256, (1 << bits, 3))
   data = {
@@ -62,13 +62,13 @@ def test_b_numbers_of_few_bits_are_as_they_are_stored(form, bits):
   np.testing.assert_array_equal(masks.decode_numbers(data, 10_000, 100), stored[..., 0])
 
 
-def test_b2_a_mask_in_a_tiff_is_never_turned():
+def test_mask_in_a_tiff_is_never_rotated():
   stored = np.random.default_rng(0).integers(0, 4, (5, 7, 1))
   data = made_tiff(stored, 8, 1, tags={274: (3, [6])})
   np.testing.assert_array_equal(masks.decode_numbers(data, 10_000, 100), stored[..., 0])
 
 
-def test_numbers_in_files_become_classes_and_others_none():
+def test_unknown_numbers_become_no_class():
   known = sources.Masks(("pet", "ground"), None, (1, 2), (3,))
   stored = np.array([[1, 2, 3, 255]], np.uint8)
   np.testing.assert_array_equal(masks.convert_numbers(stored, known), [[0, 1, 255, 255]])
@@ -76,12 +76,12 @@ def test_numbers_in_files_become_classes_and_others_none():
 
 @pytest.mark.parametrize("size", [3, 5, 11, 16])
 @pytest.mark.parametrize("shape", [(5, 7), (16, 16), (33, 20)])
-def test_each_pixel_of_a_scaled_mask_is_the_one_at_its_middle(size, shape):
+def test_scaled_mask_has_the_pixel_at_each_centre(size, shape):
   mask = np.random.default_rng(0).integers(0, 200, shape).astype(np.uint8)
   scaled = masks.scale_mask(mask, size)
   for i in range(size):
     for j in range(size):
-      # In quarters of a pixel, so that no rounding decides; on a border either side is right.
+      # The centre is moved by 1e-4 pixels, so that rounding does not decide. On a border, both sides are accepted.
       rows, columns = ((2 * k + 1) * side / (2 * size) for k, side in ((i, shape[0]), (j, shape[1])))
       near = {
         mask[min(int(r), shape[0] - 1), min(int(c), shape[1] - 1)]
@@ -92,7 +92,7 @@ def test_each_pixel_of_a_scaled_mask_is_the_one_at_its_middle(size, shape):
 
 
 @pytest.mark.parametrize(("size", "side"), [(8, 2), (16, 16), (12, 4), (10, 4)])
-def test_shares_are_counted_pixel_by_pixel(size, side):
+def test_shares_match_a_count_by_pixel(size, side):
   made = np.random.default_rng(0).integers(0, 4, (3, size, size)).astype(np.uint8)
   made[made == 3] = masks.NONE
   counts, pixels = np.zeros((3, side, side, 3)), np.zeros((side, side))
@@ -118,7 +118,7 @@ def test_shares_are_counted_pixel_by_pixel(size, side):
     (None, "record 3: .*masks/x.png"),
   ],
 )
-def test_a_bad_mask_is_named_or_skipped(content, says):
+def test_bad_mask_is_named_or_skipped(content, says):
   with pytest.raises(ImageError, match=says):
     masks.read_mask(images(content), 3, 8)
   skipping = images(content, "skip")

@@ -1,4 +1,4 @@
-"""The splits that files belong to, against sets of their names before and after files are removed or added."""
+"""Tests of split membership, against sets of names before and after files are removed or added."""
 
 import json
 import random
@@ -28,7 +28,7 @@ def opened(path, split="train", name="folder", **args):
 
 
 def members(path, **args):
-  """{role: names} of the files of each split that there is."""
+  """Returns {role: names} of the files of each existing split."""
   result = {}
   for role in ROLES:
     try:
@@ -39,7 +39,7 @@ def members(path, **args):
 
 
 def expected(before, now):
-  """Lines on the splits, by sets of names; no file of `now` is new."""
+  """Returns the lines on splits from sets of names. `now` must not contain new files."""
   lines = []
   for role in now:
     moved = {other: len({*now[role]} & {*before[other]}) for other in ROLES if other != role and other in before}
@@ -56,7 +56,7 @@ def expected(before, now):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", CASES)
-def test_files_that_changed_their_split_are_counted(tmp_path, case, seed):
+def test_files_that_moved_to_another_split_are_counted(tmp_path, case, seed):
   files, args = CASES[case]
   path, draw = write(tmp_path, *files), random.Random(f"{case} {seed}")
   before, recorded = members(path, **args), json.loads(json.dumps(opened(path, **args).membership.record()))
@@ -72,7 +72,7 @@ def test_files_that_changed_their_split_are_counted(tmp_path, case, seed):
   assert opened(path, "test", **args).membership.changes(recorded) == lines
 
 
-def test_files_that_are_new_are_not_counted_as_trained_on_for_sure(tmp_path):
+def test_new_files_make_the_count_of_moved_files_an_upper_bound(tmp_path):
   path = write(tmp_path, *FLAT)
   before, recorded = members(path), opened(path).membership.record()
   for i in range(140, 150):
@@ -83,7 +83,7 @@ def test_files_that_are_new_are_not_counted_as_trained_on_for_sure(tmp_path):
   assert moved and ", up to " in test and int(test.split("up to ")[1].split()[0]) >= moved
 
 
-def test_a_mixture_names_the_part_and_a_folder_of_masks_its_splits(tmp_path):
+def test_membership_of_mixtures_and_segmentation_is_compared(tmp_path):
   write(tmp_path / "a", *FLAT)
   write_pairs(tmp_path / "b", *(f"{i:02}" for i in range(20)))
   parts = [{"name": "folder", "path": str(tmp_path / "a")}]
@@ -102,7 +102,7 @@ def test_a_mixture_names_the_part_and_a_folder_of_masks_its_splits(tmp_path):
   assert len(lines) == 2 and opened(tmp_path / "b", **masks).membership.changes(recorded[1]) == lines
 
 
-def test_a_record_of_folders_of_splits_is_small(tmp_path):
+def test_record_of_split_folders_is_small(tmp_path):
   recorded = opened(write(tmp_path, *(f"{split}/{name}" for split in ROLES for name in FLAT))).membership.record()
   assert recorded == {"train": {"images": 74, "folders": {}}, "test": {"images": 74, "folders": {}}} | (
     {"val": {"images": 74, "folders": {}}} if "val" in recorded else {}
@@ -112,5 +112,5 @@ def test_a_record_of_folders_of_splits_is_small(tmp_path):
 @pytest.mark.parametrize("value", [None, [], {"train": 3}, {"train": {"images": "3", "folders": {}}},
                                    {"train": {"images": 3, "folders": {"a": [[1, 2, 3]]}}},
                                    {"a": {"train": {"images": 3}}}])  # fmt: skip
-def test_another_form_is_no_record(value):
+def test_invalid_value_is_not_a_membership_record(value):
   assert not membership.is_membership_record(value)

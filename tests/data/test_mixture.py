@@ -1,4 +1,4 @@
-"""Mixtures: several sources as one, whose stream is exactly restartable, on any number of processes."""
+"""Tests of mixtures: several sources as one source, with an exactly resumable stream on any number of processes."""
 
 import collections
 import dataclasses
@@ -17,7 +17,7 @@ from vit_jax.schema.errors import AbsentError
 
 @pytest.fixture
 def parts(tmp_path):
-  """Three corpora in three forms, whose classes overlap, and records whose pixels say which they are."""
+  """Returns three corpora in three storage formats with overlapping classes. Pixels encode the record number."""
   given = [["cat", "ant", "bee"][i % 3] for i in range(40)]
   forms.manifest(tmp_path / "m", [file(i) for i in range(40)], given)
   forms.parquet(tmp_path / "p", [file(1000 + i) for i in range(60)], [i % 2 for i in range(60)], names=["dog", "ant"])
@@ -35,7 +35,7 @@ def opened(parts, split="train", **args):
     return catalog.open_split(Choice("mixture", {"parts": parts, **args}), split)
 
 
-def test_records_are_those_of_the_parts_with_classes_joined_by_name(parts):
+def test_records_match_the_parts_with_classes_joined_by_name(parts):
   source = opened(parts)
   assert source.classes == ("ant", "bee", "cat", "dog") and len(source) == 190
   singles = [forms.opened(part["name"], part["path"], test="train") for part in parts]
@@ -52,7 +52,7 @@ def test_records_are_those_of_the_parts_with_classes_joined_by_name(parts):
     source.read(190)
 
 
-def test_b1_a_record_of_a_mixture_is_public_if_that_of_its_part_is(parts):
+def test_record_is_public_if_the_record_of_its_part_is(parts):
   assert not any(map(opened(parts).is_published, range(190)))
   one, other = (forms.opened(part["name"], part["path"], test="train") for part in parts[:2])
   one = dataclasses.replace(one, is_published=lambda i: i == 3)
@@ -60,7 +60,7 @@ def test_b1_a_record_of_a_mixture_is_public_if_that_of_its_part_is(parts):
   assert [i for i in range(len(joined)) if joined.is_published(i)] == [len(other) + 3]
 
 
-def test_notes_are_those_of_the_parts_and_of_all_classes(parts):
+def test_notes_contain_those_of_the_parts_and_of_all_classes(parts):
   source = opened([parts[0], parts[0] | {"weight": 3}])
   part = forms.opened(parts[0]["name"], parts[0]["path"], test="train")
   assert source.note == part.note and source.masks is None
@@ -70,7 +70,7 @@ def test_notes_are_those_of_the_parts_and_of_all_classes(parts):
   assert len(sources.select_subset(joined, [0])) == 1
 
 
-def test_classes_must_be_the_same_where_the_config_says_so(parts):
+def test_classes_must_match_if_configured(parts):
   with pytest.raises(
     ConfigError, match=r"manifest and parquet differ in classes, for example bee, cat, dog. Use 'union'"
   ) as error:
@@ -80,7 +80,7 @@ def test_classes_must_be_the_same_where_the_config_says_so(parts):
   assert [corpus.name for corpus in twice.corpora] == ["manifest", "manifest_2"]
 
 
-def test_a_part_with_lists_of_labels_makes_lists_of_all(parts, tmp_path):
+def test_part_with_lists_of_labels_gives_all_records_lists(parts, tmp_path):
   forms.tars(tmp_path / "l", [file(i) for i in range(4)], [["cat", "dog"], [], ["dog"], ["eel"]])
   source = opened([parts[0], {"name": "tars", "path": str(tmp_path / "l"), "labels": 2, "test": "train"}])
   assert source.labels == 2 and source.classes == ("ant", "bee", "cat", "dog", "eel")
@@ -101,13 +101,13 @@ def test_a_part_with_lists_of_labels_makes_lists_of_all(parts, tmp_path):
     ({"train": "trian"}, "config.data.parts[0]", "no split 'trian'"),
   ],
 )
-def test_a_mistake_is_at_its_key(parts, change, place, message):
+def test_error_names_its_config_key(parts, change, place, message):
   with pytest.raises(ConfigError) as caught:
     opened(**{"parts": parts} | change)
   assert caught.value.place == place and message in caught.value.message
 
 
-def test_an_epoch_is_that_of_all_records_or_of_a_part(parts):
+def test_epoch_is_that_of_all_records_or_of_a_part(parts):
   assert opened(parts).epoch_length == 190
   assert opened(parts, epoch="parquet").epoch_length == round(60 * 4.5 / 2)
   source = opened(parts, epoch="tars")
@@ -122,7 +122,7 @@ ORDERS = {"auto": Choice("auto"), "records": Choice("records"),
 
 @pytest.mark.parametrize("repeats", [1, 3])
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_run_goes_on_where_it_was_and_on_two_hosts_as_on_one(parts, name, repeats, monkeypatch):
+def test_resumed_runs_and_two_hosts_have_the_same_batches(parts, name, repeats, monkeypatch):
   monkeypatch.setattr(images, "KEEP", 0)
   source, batch, args = opened(parts), 12, {"order": ORDERS[name], "repeats": repeats}
   whole = train(source, batch, 10, **args)
@@ -133,7 +133,7 @@ def test_a_run_goes_on_where_it_was_and_on_two_hosts_as_on_one(parts, name, repe
       same([one], [{key: value[rows.start : rows.stop] for key, value in other.items()}])
 
 
-def test_what_is_drawn_follows_from_seed_epoch_of_the_corpus_and_record(parts):
+def test_draws_depend_on_seed_corpus_epoch_and_record(parts):
   source = opened(parts)
   examples = stream.train_examples(source, 5, Fields(), 10, **PLAIN)
   batches = loader.batches(examples, 10, range(10))
@@ -150,7 +150,7 @@ def test_what_is_drawn_follows_from_seed_epoch_of_the_corpus_and_record(parts):
   assert all(abs(seen[i] - 160 * share / 4.5) < 3 for i, share in enumerate((1, 2, 1.5)))
 
 
-def test_a_bad_image_is_replaced_by_one_of_its_own_corpus(parts, tmp_path):
+def test_bad_image_is_replaced_by_one_of_its_own_corpus(parts, tmp_path):
   (tmp_path / "m/train_7.png").write_bytes(b"no image")
   source = opened(parts)
   examples = stream.train_examples(source, 0, Fields(), 10, **PLAIN)
@@ -162,20 +162,20 @@ def test_a_bad_image_is_replaced_by_one_of_its_own_corpus(parts, tmp_path):
   assert (numbers[wanted == 7] < 40).all() and (numbers[wanted < 40] < 40).all()
 
 
-def test_other_data_in_any_part_are_another_fingerprint(parts, tmp_path):
+def test_other_data_in_a_part_change_the_fingerprint(parts, tmp_path):
   one = opened(parts).fingerprint()
   assert opened(parts).fingerprint() == one
   forms.tars(tmp_path / "t", [file(i) for i in range(90)], ["cat"] * 90)
   assert opened(parts).fingerprint().names != one.names
 
 
-def test_a_mixture_is_planned_without_its_data(tmp_path):
+def test_mixture_is_planned_without_its_data(tmp_path):
   absent = [{"name": "imagenet2012", "path": str(tmp_path)}, {"name": "cifar10", "path": str(tmp_path), "weight": 0.1}]
   choice = Choice("mixture", {"parts": absent, "epoch": "imagenet2012"})
   with schema.enter_key("config.data"):
     source = catalog.open_known_split(choice, "train")
   assert len(source) == 1_281_167 + 50_000 and source.epoch_length == round(1_281_167 * 1.1)
-  assert len(source.classes) == 1000 + 10  # as many as there may be: nothing says which are the same
+  assert len(source.classes) == 1000 + 10  # the upper limit, because shared classes are not known without the data
   with pytest.raises(AbsentError, match=r"config\.data\.parts\[0\]"), schema.enter_key("config.data"):
     catalog.open_split(choice, "train")
 
@@ -186,7 +186,7 @@ def test_absent_parts_may_have_the_same_classes(tmp_path):
   assert len(source.classes) == 1000
 
 
-def test_a_part_whose_labels_crops_and_mirrors_would_change_is_named(parts, caplog):
+def test_warning_names_a_part_with_unsuitable_crops_or_flips(parts, caplog):
   def warned(name, **args):
     caplog.clear()
     absent = Choice("mixture", {"parts": [{"name": name}, {"name": "cifar10"}], **args})
@@ -201,7 +201,7 @@ def test_a_part_whose_labels_crops_and_mirrors_would_change_is_named(parts, capl
   assert not warned("clevr_count", crop={"name": "resize"}) and not warned("smallnorb_azimuth", flip=False)
 
 
-def test_a_mixture_measures_its_tests_one_after_the_other(parts):
+def test_evaluation_reads_the_test_splits_in_order(parts):
   source = opened(parts, "test")
   bound = schema.bind(Choice("mixture", {"parts": parts}), catalog.EVAL_DATA["mixture"], catalog.EVAL_DATA)
   examples = stream.eval_examples(source, image_size=2)
@@ -212,7 +212,7 @@ def test_a_mixture_measures_its_tests_one_after_the_other(parts):
 
 
 @pytest.mark.parametrize("copies", [1, 3])
-def test_row_groups_of_a_part_are_read_ahead_and_no_image_of_them_by_itself(parts, copies):
+def test_row_groups_of_a_part_are_read_ahead_and_no_image_alone(parts, copies):
   source, batch = opened([parts[1], parts[1] | {"weight": 0.5}]), 16
   blocks = Choice("blocks", {"size": 8, "window": 2, "groups": 2})
   made = repeats.RepeatedOrder(mixture_order.create_order(blocks, source.corpora, batch, 0, copies), batch, copies)
@@ -227,7 +227,7 @@ def test_row_groups_of_a_part_are_read_ahead_and_no_image_of_them_by_itself(part
     assert ahead.alone == 0
 
 
-def test_records_that_are_requests_want_more_threads_in_whichever_part_they_are(parts):
+def test_remote_parts_read_record_by_record_need_more_threads(parts):
   def requests(**args):
     source = dataclasses.replace(opened(parts[1:]), remote=True)
     return stream.train_examples(source, 0, Fields(), 12, **args).requests
@@ -244,7 +244,7 @@ def test_records_that_are_requests_want_more_threads_in_whichever_part_they_are(
     ((1e308, 1e308), "parts[0].weight", "1e"),
   ],
 )
-def test_weights_of_no_share_are_refused(parts, weights, key, message):
+def test_extreme_weights_are_refused(parts, weights, key, message):
   with pytest.raises(ConfigError, match=message) as caught:
     opened([part | {"weight": weight} for part, weight in zip(parts, weights, strict=False)])
   assert caught.value.place == f"config.data.{key}"

@@ -1,4 +1,4 @@
-"""The order of a mixture: shares by weight in every stretch, epochs of each corpus, what is to be read and when."""
+"""Tests of the order of a mixture: shares by weight in every range, epochs of each corpus, and the read schedule."""
 
 import collections
 import fractions
@@ -36,7 +36,7 @@ CASES = {
 
 
 def parts(order, corpora, positions):
-  """(corpus, epoch of it, record of it) at each position."""
+  """Yields (corpus, epoch of the corpus, record of the corpus) at each position."""
   for position in positions:
     record = order.record(position)
     corpus = next(i for i, each in enumerate(corpora) if record in each.records)
@@ -44,7 +44,7 @@ def parts(order, corpora, positions):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_epoch_of_a_corpus_has_each_of_its_records_once_in_another_order(name):
+def test_every_epoch_of_a_corpus_is_a_different_permutation(name):
   order, corpora = made(**CASES[name])
   count = 5 * max(int(len(c.records) * sum(d.weight for d in corpora) / c.weight) for c in corpora)
   epochs = collections.defaultdict(list)
@@ -60,7 +60,7 @@ def test_every_epoch_of_a_corpus_has_each_of_its_records_once_in_another_order(n
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_any_stretch_of_a_group_has_each_weights_share_but_for_rounding(name):
+def test_any_range_of_a_group_has_the_share_of_each_weight(name):
   order, corpora = made(**CASES[name])
   weights = [fractions.Fraction(str(corpus.weight)) for corpus in corpora]
   rows = order.batch // order.groups
@@ -70,13 +70,17 @@ def test_any_stretch_of_a_group_has_each_weights_share_but_for_rounding(name):
     for first, stop in ((0, len(mine)), (0, 16), (320, 1600), (5, 1234), (777, 790), (16, 48)):
       counts = np.bincount(turns[first:stop], minlength=len(weights))
       shares = np.array([float((stop - first) * weight / sum(weights)) for weight in weights])
-      # Each of those before is off by less than one, and both ends may be inside of a lot.
+      # Rounding of each preceding corpus adds less than 1, and both ends may be inside a lot.
       rounding = len(weights) + (mixture_order.LOT if first % mixture_order.LOT or stop % mixture_order.LOT else 0)
       assert np.abs(counts - shares).max() < rounding
 
 
-def test_turns_are_those_of_a_slow_count():
-  """A second formulation: of all turns so far, the first corpus has its share rounded from its phase, and so on."""
+def test_turns_match_a_slow_count():
+  """Counts slowly as a second formulation.
+
+  The first corpus gets its share of all turns so far, rounded from its phase. The next corpora share the remaining
+  turns in the same way.
+  """
   order, _ = made((50, 20, 90), (3, 1, 0.5), batch=8)
   phases = mixture_order.draw_phases(order.weights, order.seed, 0)
   assert order.weights == (6, 2, 1)
@@ -94,7 +98,7 @@ def test_turns_are_those_of_a_slow_count():
     assert sorted((c, n) for c, _, n in map(order.turn, range(lot, lot + 16))) == sorted(turns[lot : lot + 16])
 
 
-def test_rows_of_a_batch_are_not_of_one_corpus_each():
+def test_rows_of_a_batch_mix_the_corpora():
   order, _ = made((5000, 5000), (1, 1), batch=64)
   turns = np.array([order.turn(position)[0] for position in range(64 * 100)]).reshape(100, 64)
   assert (abs(turns.mean(1) - 0.5) <= 1 / 64).all()
@@ -103,7 +107,7 @@ def test_rows_of_a_batch_are_not_of_one_corpus_each():
   assert 0.4 < pairs < 0.6
 
 
-def test_seeds_corpora_and_groups_are_drawn_apart():
+def test_order_depends_on_the_seed_and_differs_between_corpora():
   one, two = (made((60, 60), (1, 1), seed=seed)[0] for seed in (0, 1))
   records = [[order.record(i) for i in range(240)] for order in (one, two)]
   assert records[0] != records[1]
@@ -113,7 +117,7 @@ def test_seeds_corpora_and_groups_are_drawn_apart():
 
 @pytest.mark.parametrize("name", ["blocks", "blocks of odd sizes", "by itself"])
 @pytest.mark.parametrize("start", [0, 1, 7])
-def test_what_is_due_at_a_start_is_what_comes_from_there_on(name, start):
+def test_schedule_at_a_start_matches_the_records_from_there(name, start):
   order, _ = made(**CASES[name])
   for hosts in (1, 2):
     if order.groups % hosts:
@@ -136,14 +140,14 @@ def test_what_is_due_at_a_start_is_what_comes_from_there_on(name, start):
       assert sum(waiting.values()) <= 3 * order.groups // hosts * (1.9 * largest + 8 * order.batch // order.groups + 16)
 
 
-def test_a_corpus_that_is_small_has_fewer_groups():
+def test_small_corpus_reduces_the_number_of_groups():
   order, _ = made((1000, 3), (1, 1), batch=64, together=[32, 32])
   assert order.groups == 2
   with pytest.raises(schema.ConfigError, match="cannot be divided into 7 equal groups"):
     made((1000, 30), (1, 1), batch=64, groups=7, size=4)
 
 
-def test_weights_are_exact_as_they_are_written():
+def test_weights_are_exact_decimals():
   order, corpora = made((10, 10, 10), (0.7, 0.1, 0.2), batch=10)
   assert order.weights == (7, 1, 2) and mixture_order.count_epochs(corpora, 1000) == {
     "c0": 70.0,

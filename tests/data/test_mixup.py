@@ -1,4 +1,4 @@
-"""Mixing on the device, against NumPy and SciPy."""
+"""Tests of mixing on the device, against NumPy and SciPy."""
 
 import jax
 import numpy as np
@@ -20,15 +20,15 @@ beta = jax.jit(mixup.draw_beta, static_argnums=2)
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2, 0.8, 1.0, 4.0])
 def test_beta_draws_follow_the_distribution(alpha):
   draws = np.asarray(beta(jax.random.key(0), alpha, (100_000,)), np.float64)
-  # Compared away from the ends, where float32 has no numbers: a tenth of Beta(0.1, 0.1) lies within 6e-8 of one.
+  # The ends are left out, because float32 has no numbers there: a tenth of Beta(0.1, 0.1) is within 6e-8 of 1.
   points = 1 / (1 + np.exp(-np.linspace(-13, 13, 2001)))
   found = np.searchsorted(np.sort(draws), points, side="right") / len(draws)
   difference = np.abs(found - scipy.stats.beta.cdf(points, alpha, alpha)).max()
-  assert difference < 1.95 / np.sqrt(len(draws))  # Kolmogorov and Smirnov's bound for one chance in a thousand
+  assert difference < 1.95 / np.sqrt(len(draws))  # Kolmogorov-Smirnov bound for a probability of 1/1000
   assert abs(np.mean(draws == 0.5)) < 1e-3 and np.isfinite(draws).all()
 
 
-def test_beta_draws_take_an_alpha_for_each():
+def test_beta_draws_accept_an_alpha_for_each_draw():
   alphas = np.repeat(np.float32([0.2, 4.0]), 10_000)
   draws = np.asarray(beta(jax.random.key(0), alphas, (20_000,)))
   for part, alpha in ((draws[:10_000], 0.2), (draws[10_000:], 4.0)):
@@ -37,7 +37,7 @@ def test_beta_draws_take_an_alpha_for_each():
 
 def test_beta_draws_have_no_loop():
   def loops(function):
-    # On CPU, the generator's own rounds are a loop, whatever is drawn.
+    # On CPU, the rounds of the random generator are a loop for every function.
     traced = jax.jit(function).trace(jax.random.key(0))
     return traced.lower(lowering_platforms=("tpu",)).as_text().count("stablehlo.while")
 
@@ -50,7 +50,11 @@ def steps_of(duration):
 
 
 def draws_of(mix, count, size=8):
-  """Kept share, and whether the image is cut rather than blended, [count, 2], of two images in their own colours."""
+  """Mixes two images of one colour each.
+
+  Returns:
+    The kept share, and a flag for images that are cut instead of blended. Each is [count, 2].
+  """
   images = np.broadcast_to(np.eye(2, 3, dtype=np.float32)[:, None, None], (2, size, size, 3))
   mixed, soft = jax.jit(jax.vmap(mix, (0, None, None, None)))(
     modules.keys(count), images, np.eye(2, dtype=np.float32), 0
@@ -69,7 +73,7 @@ def test_mixup_shares_follow_the_beta_distribution():
   assert cut.mean() < 0.05
 
 
-def test_big_visions_mixup_takes_the_row_before_and_keeps_the_larger_share():
+def test_big_vision_mixup_uses_the_previous_row_and_the_larger_share():
   mix = jax.jit(mixup.mixup(None, steps_of, alpha=0.2, partner="rolled", share="larger"))
   share, _ = draws_of(mix, 4000)
   folded = np.random.default_rng(0).beta(0.2, 0.2, 100_000)
@@ -95,7 +99,7 @@ def test_cutmix_cuts_boxes_and_corrects_the_share():
   )
 
 
-def test_the_switch_chooses_cutmix_as_often_as_it_says_and_alphas_go_with_it():
+def test_switch_is_the_probability_of_cutmix_and_has_its_own_alphas():
   share, cut = draws_of(mixup.mixup_cutmix(None, steps_of, mixup_alpha=2.0, switch=0.75), 4000)
   assert abs(cut[:, 0].mean() - 0.75) < 0.03
   assert scipy.stats.kstest(share[~cut[:, 0], 0], scipy.stats.beta(2, 2).cdf).pvalue > 1e-3
@@ -111,10 +115,10 @@ def test_the_switch_chooses_cutmix_as_often_as_it_says_and_alphas_go_with_it():
     ("mixup_cutmix", "elem", 5, 4),
   ],
 )
-def test_a_mode_says_who_shares_a_draw(name, mode, batch, different):
+def test_mode_determines_which_rows_share_a_draw(name, mode, batch, different):
   images, targets = modules.pictures(batch, 20, 20), np.eye(batch)
   mix = jax.jit(mixup.MIXINGS[name](None, steps_of, mode=mode))
-  # Row i is mixed with row B - 1 - i; the middle of an odd batch with itself, so that nothing is seen of its draw.
+  # Row i is mixed with row B - 1 - i. The middle row of an odd batch is mixed with itself, so its draw has no effect.
   rows = [i for i in range(batch) if i != batch - 1 - i]
   most = 0
   for seed in range(20):
@@ -135,7 +139,7 @@ def test_a_mode_says_who_shares_a_draw(name, mode, batch, different):
 
 
 @pytest.mark.parametrize(("mode", "draws"), [("batch", 1), ("pair", 4), ("elem", 8)])
-def test_mixing_is_left_out_as_often_as_the_probability_says(mode, draws):
+def test_mixing_is_applied_with_its_probability(mode, draws):
   mix = mixup.mixup(None, steps_of, alpha=4.0, mode=mode, probability=0.3)
   images, keys = modules.pictures(8, 2, 2), modules.keys(2000 // draws)
   mixed, soft = jax.jit(jax.vmap(mix, (0, None, None, None)))(keys, images, np.eye(8), 0)
@@ -144,7 +148,7 @@ def test_mixing_is_left_out_as_often_as_the_probability_says(mode, draws):
   assert abs(touched.mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 2000)
 
 
-def test_mixing_ends_at_its_step_and_a_zero_is_refused():
+def test_mixing_ends_at_its_step_and_step_zero_is_refused():
   mix = jax.jit(mixup.mixup(None, steps_of, off_after=schema.Duration("40%")))
   images, key = modules.pictures(4), jax.random.key(0)
   same = [bool((mix(key, images, np.eye(4), step)[0] == images).all()) for step in (0, 39, 40, 99)]
@@ -156,6 +160,6 @@ def test_mixing_ends_at_its_step_and_a_zero_is_refused():
     mixup.cutmix(None, steps_of, off_after=schema.Duration("0ep"))
 
 
-def test_pairs_of_rolled_partners_are_refused():
+def test_pair_mode_with_rolled_partners_is_refused():
   with pytest.raises(schema.ConfigError, match=r"mode: 'pair' cannot be combined with partner='rolled'"):
     mixup.mixup(None, steps_of, mode="pair", partner="rolled")

@@ -1,4 +1,4 @@
-"""Operations on images against Pillow, and against TensorFlow's arithmetic written out once more, pixel by pixel."""
+"""Tests of image operations against Pillow, and against TensorFlow's arithmetic written out pixel by pixel."""
 
 import math
 
@@ -20,7 +20,7 @@ def noise(height=40, width=40, seed=0):
 
 
 def picture(height=40, width=40, seed=0):
-  """Smooth colours in a range narrower than 0..255."""
+  """Returns smooth colours in a range narrower than 0..255."""
   return cv2.resize(noise(5, 5, seed) // 2 + 40, (width, height), interpolation=cv2.INTER_CUBIC)
 
 
@@ -40,7 +40,7 @@ PILLOW = {
   "Equalize": lambda image, argument, fill, resample: ImageOps.equalize(image),
   "Invert": lambda image, argument, fill, resample: ImageOps.invert(image),
   "Rotate": lambda image, argument, fill, resample: image.rotate(argument, resample, fillcolor=fill),
-  # Pillow 13 refuses 0 bits, which earlier ones make black.
+  # Pillow 13 refuses 0 bits. Earlier versions make the image black.
   "PosterizeIncreasing": lambda image, argument, fill, resample: (
     ImageOps.posterize(image, argument) if argument else Image.new("RGB", image.size)
   ),
@@ -67,7 +67,7 @@ def test_both_tables_have_the_published_operations():
 
 @pytest.mark.parametrize("name", randaugment.INCREASING)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_increasing_operations_are_those_of_pillow(name, shape):
+def test_increasing_operations_match_pillow(name, shape):
   op = randaugment.INCREASING[name]
   for image in (noise(*shape), picture(*shape)):
     for magnitude, sign in ((0.0, 1), (4.7123, -1), (8.8317, 1), (9.4269, -1), (10.0, 1)):
@@ -79,15 +79,15 @@ def test_increasing_operations_are_those_of_pillow(name, shape):
         )
         difference = np.abs(result.astype(int) - np.asarray(expected))
         assert result.dtype == np.uint8
-        # Interpolated values are cut to whole numbers, on either side of which float32 and float64 may fall: rarely,
-        # unless the shift is round, as 10.8 px, where every fifth value is a whole number.
+        # Interpolated values are truncated to integers, and float32 and float64 may be on different sides of one. This
+        # is rare, except for round shifts such as 10.8 px, where every fifth value is an integer.
         assert difference.max() <= (name in GEOMETRIC)
         assert (difference > 0).mean() < (0.1 if magnitude == 10 else 0.03)
 
 
 @pytest.mark.parametrize("name", sorted(GEOMETRIC & set(randaugment.INCREASING)))
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_a_flat_image_stays_flat_when_it_is_warped(name, interpolation):
+def test_warping_keeps_flat_images(name, interpolation):
   op = randaugment.INCREASING[name]
   for level in (1, 77, 128, 255):
     image = np.full((50, 41, 3), level, np.uint8)
@@ -96,7 +96,7 @@ def test_a_flat_image_stays_flat_when_it_is_warped(name, interpolation):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 5), (5000, 3), (3, 5000)])
-def test_images_narrower_or_wider_than_a_band_are_warped_too(width, height):
+def test_images_narrower_or_wider_than_a_band_are_warped(width, height):
   image = noise(height, width)
   for interpolation in ("bilinear", "bicubic"):
     ours = randaugment.INCREASING["Rotate"].apply(image, 12.0, GRAY, interpolation)
@@ -104,7 +104,7 @@ def test_images_narrower_or_wider_than_a_band_are_warped_too(width, height):
     assert np.abs(ours.astype(int) - np.asarray(theirs)).max() <= 1
 
 
-# The TensorFlow code once more: every value in the type that it has there.
+# The TensorFlow code again, with every value in its type there.
 
 
 def merged(start, end, factor):
@@ -153,13 +153,13 @@ def smoothed(image):
 
 
 def shifted(image, bits):
-  # uint8 cannot hold a negative shift, and shifts by 8 or more are those by 7.
+  # uint8 cannot represent a negative shift. Shifts by 8 or more act like shifts by 7.
   shift = np.uint8(min((8 - bits) % 256, 7))
   return np.left_shift(np.right_shift(image, shift), shift)
 
 
 def projected(matrix):
-  """By the eight numbers of a projective transform, with a fourth channel that says where nothing came from."""
+  """Applies a projective transform of eight numbers. A fourth channel marks pixels without a source."""
 
   def apply(image, argument, place):
     height, width = image.shape[:2]
@@ -226,7 +226,7 @@ TENSORFLOW = {  # name -> (image, argument, place) -> image
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", randaugment.PUBLISHED)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_published_operations_are_the_tensorflow_code_in_numpy(name, shape):
+def test_published_operations_match_the_tensorflow_code_in_numpy(name, shape):
   op = randaugment.PUBLISHED[name]
   for image in (noise(*shape), picture(*shape)):
     for level, sign, place in (
@@ -238,13 +238,13 @@ def test_published_operations_are_the_tensorflow_code_in_numpy(name, shape):
       argument = op.argument(level, sign)
       result, expected = op.apply(image, argument, GRAY, place), TENSORFLOW[name](image, argument, place)
       assert result.dtype == expected.dtype == np.uint8
-      # A turned point may lie half-way between two pixels, where one rounding of a cosine decides.
+      # A rotated point may be half-way between two pixels, where the rounding of a cosine decides.
       assert (result != expected).any(-1).mean() <= (0.002 if name == "Rotate" else 0)
 
 
 @pytest.mark.parametrize("level", [0.0, 5.0, 20.0, 24.0, 27.0, 30.0])
 @pytest.mark.parametrize("name", ["Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast", "Brightness", "Cutout"])
-def test_all_magnitudes_wrap_around_and_clip_as_in_uint8(name, level):
+def test_all_magnitudes_wrap_and_clip_as_uint8(name, level):
   op, image = randaugment.PUBLISHED[name], noise()
   argument = op.argument(level, 1)
   expected = TENSORFLOW[name](image, argument, (0.2, 0.6))
@@ -252,7 +252,7 @@ def test_all_magnitudes_wrap_around_and_clip_as_in_uint8(name, level):
 
 
 def test_contrast_pivots_on_the_published_value_or_on_the_mean():
-  # The figures of big_vision's issue 109: colours 192 and 64 at 224 px and magnitude 10 become 188 and 0.
+  # Figures of issue 109 of big_vision: colours 192 and 64 at 224 px and magnitude 10 become 188 and 0.
   image = np.empty((224, 224, 3), np.uint8)
   image[:], image[:, ::2] = (192, 64, 64), (64, 192, 192)
   argument = randaugment.PUBLISHED["Contrast"].argument(10.0, 1)
@@ -263,13 +263,13 @@ def test_contrast_pivots_on_the_published_value_or_on_the_mean():
   np.testing.assert_array_equal(operations.contrast_published(image, 1e-9), np.full_like(image, 196))
 
 
-def test_grays_are_those_of_pillow_for_all_kinds_of_colours():
+def test_gray_matches_pillow_for_all_colours():
   image = noise(256, 256)
   np.testing.assert_array_equal(operations.gray_pillow(image), np.asarray(Image.fromarray(image).convert("L")))
   np.testing.assert_array_equal(operations.gray_tensorflow(image), gray(image)[..., 0])
 
 
-def test_smoothing_rounds_as_pillow_does_and_cuts_as_tensorflow_does():
+def test_smoothing_rounds_like_pillow_and_truncates_like_tensorflow():
   image = noise(30, 31)
   pillow = np.asarray(Image.fromarray(image).filter(ImageFilter.SMOOTH))
   np.testing.assert_array_equal(operations.sharpness(image, 0.0), pillow)
@@ -282,7 +282,7 @@ ALL = [(table, name) for table, (ops, _) in TABLES.items() for name in ops]
 
 @pytest.mark.parametrize(("table", "name"), ALL)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (1, 7), (9, 1)])
-def test_every_operation_takes_tiny_flat_and_mirrored_images_and_leaves_them_alone(table, name, shape):
+def test_operations_accept_any_image_and_do_not_modify_it(table, name, shape):
   ops, choice = TABLES[table]
   op = ops[name]
   argument = op.argument(9.0, 1)

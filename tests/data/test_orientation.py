@@ -1,4 +1,4 @@
-"""Images that EXIF calls turned, against Pillow: whole, by boxes, and with EXIF that is damaged or elsewhere."""
+"""Tests of images rotated by EXIF, against Pillow: whole, by boxes, and with damaged or misplaced EXIF."""
 
 import io
 import zlib
@@ -27,7 +27,7 @@ def turned(form, orientation, height=60, width=80):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_is_turned_as_pillow_turns_it_where_exif_counts(form, orientation):
+def test_orientation_matches_pillow_if_exif_is_applied(form, orientation):
   data = turned(form, orientation)
   expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
   np.testing.assert_array_equal(decoded(data, exif=True), expected)
@@ -35,20 +35,20 @@ def test_an_image_is_turned_as_pillow_turns_it_where_exif_counts(form, orientati
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("orientation", [3, 6])
-def test_an_image_is_as_it_is_stored_where_exif_does_not_count(form, orientation):
+def test_image_is_unchanged_if_exif_is_not_applied(form, orientation):
   np.testing.assert_array_equal(decoded(turned(form, orientation)), decoded(turned(form, 1)))
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_box_of_a_turned_image_has_the_pixels_of_the_whole(form, orientation):
+def test_box_of_a_rotated_image_has_the_pixels_of_the_whole(form, orientation):
   data = turned(form, orientation, 201, 333)
   whole = decoded(data, exif=True)
   for box, pixels in boxes(data, exif=True):
     np.testing.assert_array_equal(pixels, whole[box])
 
 
-def test_of_a_turned_jpeg_a_box_is_decoded_alone(monkeypatch):
+def test_box_of_a_rotated_jpeg_is_decoded_without_the_rest(monkeypatch):
   data, regions = turned("JPEG", 6, 201, 333), []
   alone = decoding._decode_box
   monkeypatch.setattr(decoding, "_decode_box", lambda data, region: regions.append(region) or alone(data, region))
@@ -56,12 +56,12 @@ def test_of_a_turned_jpeg_a_box_is_decoded_alone(monkeypatch):
   picture = decoding.LazyImage(data, decoding.check_image(data, 2**30, 2**30, exif=True), is_whole=True)
   if decoding.nvimgcodec is None:
     pytest.skip("there is no decoder of boxes")
-  # Orientation 6: the first row of the file is the last column that is shown.
+  # Orientation 6: the first row of the file is the last column of the shown image.
   assert picture[10:50, 20:60].shape == (40, 40, 3)
   assert (regions[0].start, regions[0].end) == ((201 - 60, 10), (201 - 20, 50))
 
 
-def test_the_room_for_a_turned_image_is_that_of_two():
+def test_memory_of_a_rotated_image_includes_a_second_copy():
   data = turned("PNG", 6)
   plain, upright = (decoding.check_image(data, 2**30, 2**30, exif).memory for exif in (False, True))
   assert upright == plain + 3 * 60 * 80
@@ -78,14 +78,14 @@ DAMAGED_EXIF = [
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("exif", DAMAGED_EXIF, ids=range(len(DAMAGED_EXIF)))
-def test_damaged_exif_turns_nothing(form, exif):
+def test_damaged_exif_is_ignored(form, exif):
   options = {"lossless": True} if form == "WEBP" else {}
   data = encode(picture(), form, exif=exif, **options)
   np.testing.assert_array_equal(decoded(data, exif=True), decoded(encode(picture(), form, **options)))
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
-def test_exif_that_was_changed_at_random_turns_an_image_as_pillow_does_or_not_at_all(form):
+def test_randomly_changed_exif_gives_a_valid_orientation(form):
   draw, data = np.random.default_rng(0), turned(form, 6)
   at, turns = data.rindex(b"MM\0*"), 0
   for _ in range(200):
@@ -103,7 +103,7 @@ def test_exif_that_was_changed_at_random_turns_an_image_as_pillow_does_or_not_at
   assert 50 < turns < 200
 
 
-# Orientations that do not count.
+# Orientations that are ignored.
 
 XMP = (
   b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
@@ -113,7 +113,7 @@ SHAPES = pytest.mark.parametrize("shape", [(20, 30), (20, 20)], ids=["long", "sq
 
 
 def gray_tiff(shape, deflated, order="<", **tags):
-  """(a gray TIFF with more tags, its pixels)."""
+  """Returns a gray TIFF with additional tags, and its pixels."""
   gray = np.random.default_rng(0).integers(0, 256, (*shape, 1))
   tags = {int(tag[1:]): value for tag, value in tags.items()}
   return tiff(gray, 8, 1, order, deflated=deflated, tags=tags), np.repeat(gray, 3, -1)
@@ -131,7 +131,7 @@ UNUSUAL = {
 @pytest.mark.parametrize("deflated", [False, True])
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_b2_an_orientation_of_an_unusual_type_or_number_never_turns_a_tiff(name, order, deflated, exif, shape):
+def test_orientation_of_an_unusual_type_or_value_never_rotates_a_tiff(name, order, deflated, exif, shape):
   data, expected = gray_tiff(shape, deflated, order, t274=UNUSUAL[name])
   np.testing.assert_array_equal(decoded(data, exif=exif), expected)
 
@@ -139,7 +139,7 @@ def test_b2_an_orientation_of_an_unusual_type_or_number_never_turns_a_tiff(name,
 @SHAPES
 @pytest.mark.parametrize("deflated", [False, True])
 @pytest.mark.parametrize("kind", [1, 3, 4])
-def test_b2_an_orientation_of_a_usual_type_turns_a_tiff_if_exif_counts(kind, deflated, shape):
+def test_orientation_of_a_usual_type_rotates_a_tiff_if_exif_is_applied(kind, deflated, shape):
   data, expected = gray_tiff(shape, deflated, t274=(kind, [6]))
   np.testing.assert_array_equal(decoded(data), expected)
   np.testing.assert_array_equal(decoded(data, exif=True), np.rot90(expected, -1))
@@ -148,7 +148,7 @@ def test_b2_an_orientation_of_a_usual_type_turns_a_tiff_if_exif_counts(kind, def
 @SHAPES
 @pytest.mark.parametrize("exif", [False, True])
 @pytest.mark.parametrize("kind", [1, 2, 7])
-def test_b2_an_orientation_in_xmp_never_turns_a_tiff(kind, exif, shape):
+def test_orientation_in_xmp_never_rotates_a_tiff(kind, exif, shape):
   data, expected = gray_tiff(shape, False, t700=(kind, list(XMP)))
   np.testing.assert_array_equal(decoded(data, exif=exif), expected)
   data, expected = gray_tiff(shape, True, t700=(kind, list(XMP)), t274=(3, [3]))
@@ -157,7 +157,7 @@ def test_b2_an_orientation_in_xmp_never_turns_a_tiff(kind, exif, shape):
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("exif", [False, True])
-def test_b2_an_orientation_in_xmp_turns_no_other_file(form, exif):
+def test_orientation_in_xmp_rotates_no_other_format(form, exif):
   options = {"lossless": True} if form == "WEBP" else {}
   plain = encode(picture(), form, **options)
   if form == "PNG":
@@ -165,12 +165,12 @@ def test_b2_an_orientation_in_xmp_turns_no_other_file(form, exif):
     marked = plain[:33] + text + plain[33:]
   else:
     marked = encode(picture(), form, xmp=XMP, **options)
-  assert ImageOps.exif_transpose(Image.open(io.BytesIO(marked))).size == (60, 80)  # Pillow turns it
+  assert ImageOps.exif_transpose(Image.open(io.BytesIO(marked))).size == (60, 80)  # Pillow rotates it
   np.testing.assert_array_equal(decoded(marked, exif=exif), decoded(plain))
 
 
 @pytest.mark.parametrize("name", [b"tEXt", b"zTXt"])
-def test_b4_an_orientation_in_a_text_chunk_of_imagemagick_never_turns_a_png(name):
+def test_orientation_in_a_text_chunk_of_imagemagick_is_ignored(name):
   exif = Image.Exif()
   exif[0x0112] = 6
   body = exif.tobytes()
@@ -178,13 +178,13 @@ def test_b4_an_orientation_in_a_text_chunk_of_imagemagick_never_turns_a_png(name
   key = b"Raw profile type exif\0"
   plain = encode(picture())
   marked = plain[:33] + chunk(name, key + (text if name == b"tEXt" else b"\0" + zlib.compress(text))) + plain[33:]
-  assert ImageOps.exif_transpose(Image.open(io.BytesIO(marked))).size == (60, 80)  # Pillow turns it
+  assert ImageOps.exif_transpose(Image.open(io.BytesIO(marked))).size == (60, 80)  # Pillow rotates it
   for exif_counts in (False, True):
     np.testing.assert_array_equal(decoded(marked, exif=exif_counts), picture())
 
 
 @pytest.mark.parametrize("place", ["before the image data", "behind them"])
-def test_exif_of_a_png_may_stand_before_or_behind_the_image_data(place):
+def test_exif_of_a_png_may_precede_or_follow_the_image_data(place):
   exif = Image.Exif()
   exif[0x0112] = 6
   plain = encode(picture())

@@ -1,4 +1,4 @@
-"""Outputs inside an image folder that a command reads are refused before anything is written."""
+"""Tests that outputs inside an image folder that a command reads are refused before anything is written."""
 
 import pathlib
 
@@ -33,7 +33,7 @@ def inside(target, value):
   return False
 
 
-def test_a_path_is_inside_if_the_folder_or_what_a_link_leads_to_contains_it(tmp_path, monkeypatch):
+def test_path_is_inside_also_through_links_and_the_home_directory(tmp_path, monkeypatch):
   path = photos(tmp_path / "photos")
   (tmp_path / "link").symlink_to(path)
   monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ def test_a_path_is_inside_if_the_folder_or_what_a_link_leads_to_contains_it(tmp_
   assert inside("photos/a", Choice("folder", {"path": "~/photos"}))
 
 
-def test_parts_evaluations_and_masks_count_and_other_readers_do_not(tmp_path):
+def test_parts_evaluations_and_masks_are_checked_but_not_other_readers(tmp_path):
   path = photos(tmp_path / "photos")
   part, target = {"name": "folder", "path": str(path)}, tmp_path / "photos/a"
   assert inside(target, {"data": {"name": "mixture", "parts": [{"name": "digits"}, part]}})
@@ -58,7 +58,7 @@ def test_parts_evaluations_and_masks_count_and_other_readers_do_not(tmp_path):
   assert not inside(tmp_path / "pairs/run", masks)
 
 
-def test_folders_of_a_bucket_are_compared_by_their_names():
+def test_folders_of_a_bucket_are_compared_by_name():
   data = Choice("folder", {"path": "gs://bucket/photos"})
   assert outputs.find_image_folders(data) == [epath.Path("gs://bucket/photos")]
   for name, expected in (("gs://bucket/photos/a", True), ("gs://bucket/photos2", False), ("photos/a", False)):
@@ -85,7 +85,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("place", ["a/new", "new", "a"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_output_inside_the_images_is_refused_before_anything_is_written(tmp_path, monkeypatch, command, place):
+def test_output_inside_the_images_is_refused_before_anything_is_written(tmp_path, monkeypatch, command, place):
   root = pathlib.Path(photos(tmp_path / "photos"))
   before = sorted(root.rglob("*"))
   verb, words, flag = COMMANDS[command]
@@ -97,7 +97,7 @@ def test_an_output_inside_the_images_is_refused_before_anything_is_written(tmp_p
   assert sorted(root.rglob("*")) == before
 
 
-def test_labels_of_another_folder_are_not_written_into_that_folder(tmp_path, monkeypatch):
+def test_labels_are_not_written_into_the_labelled_folder(tmp_path, monkeypatch):
   root, other = photos(tmp_path / "photos"), photos(tmp_path / "other")
   words = [FOLDER, WEIGHTS, f"--config.data.path={root}", "--split=train", "--data.name=folder"]
   monkeypatch.chdir(runs.ROOT)

@@ -1,4 +1,4 @@
-"""Permutations of an epoch: each number once, another in every epoch, and parts that cover a line."""
+"""Tests of permutations per epoch, and of parts that partition an epoch between groups."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from vit_jax.data import permutation
 
 
 @pytest.mark.parametrize("length", [1, 7, 1000])
-def test_a_permutation_has_each_number_once_and_is_another_in_every_epoch(length, monkeypatch):
+def test_permutation_has_each_number_once_and_differs_between_epochs(length, monkeypatch):
   for function in (permutation.permute_index, permutation.permute_block):
     epochs = [[function(i, length, 3, epoch) for i in range(length)] for epoch in range(3)]
     assert all(sorted(epoch) == [*range(length)] for epoch in epochs)
@@ -24,7 +24,7 @@ def test_a_permutation_has_each_number_once_and_is_another_in_every_epoch(length
 
 
 @pytest.mark.parametrize(("length", "groups"), [(10, 3), (64, 64), (64, 5), (1001, 16), (97, 1), (3, 5)])
-def test_parts_cover_each_epoch_and_no_group_is_ahead(length, groups):
+def test_parts_partition_each_epoch_and_groups_stay_balanced(length, groups):
   had = [0] * groups
   for epoch in range(12):
     parts = [permutation.select_indices(length, epoch, group, groups) for group in range(groups)]

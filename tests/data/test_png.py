@@ -1,4 +1,4 @@
-"""PNGs of every type, depth and order of rows, with transparency and colour metadata, against arithmetic."""
+"""Tests of PNGs of every type, depth and interlacing, with transparency and colour metadata, against arithmetic."""
 
 import struct
 
@@ -23,7 +23,7 @@ METADATA = {
 
 
 def transparency(colour, depth, samples):
-  """Chunks that make some pixels transparent."""
+  """Returns chunks that make some pixels transparent."""
   if colour in (4, 6):
     return b""
   if colour == 3:
@@ -37,7 +37,7 @@ def background(colour):
 
 @pytest.mark.parametrize("interlaced", [False, True])
 @pytest.mark.parametrize(("colour", "depth"), TYPES)
-def test_b4_every_png_has_the_pixels_that_its_samples_define(colour, depth, interlaced):
+def test_every_png_has_the_pixels_that_its_samples_define(colour, depth, interlaced):
   palette = DRAW.integers(0, 256, (1 << min(depth, 8), 3))
   for shape in ((13, 17), (1, 1), (2, 5)):
     samples = DRAW.integers(0, 1 << depth, (*shape, CHANNELS[colour]))
@@ -53,18 +53,18 @@ def test_b4_every_png_has_the_pixels_that_its_samples_define(colour, depth, inte
         np.testing.assert_array_equal(decoded(data), expected)
 
 
-def test_a_number_outside_the_palette_is_black():
+def test_index_outside_the_palette_is_black():
   numbers, palette = DRAW.integers(0, 16, (9, 9, 1)), DRAW.integers(1, 256, (5, 3))
   image = decoded(png(numbers, 8, 3, before=chunk(b"PLTE", palette.astype(np.uint8).tobytes())))
   np.testing.assert_array_equal(image, np.where(numbers < 5, palette[np.minimum(numbers[..., 0], 4)], 0))
 
 
-def test_numbers_without_a_palette_are_refused():
+def test_indices_without_a_palette_are_refused():
   with pytest.raises(DecodeError):
     decoded(png(DRAW.integers(0, 16, (9, 9, 1)), 8, 3))
 
 
-def test_b1_an_orientation_whose_checksum_is_wrong_is_refused():
+def test_orientation_with_a_wrong_checksum_is_refused():
   samples = DRAW.integers(0, 256, (6, 9, 3))
   turned = chunk(b"eXIf", b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0" + bytes(4))
   np.testing.assert_array_equal(decoded(png(samples, 8, 2, before=turned), exif=True), np.rot90(samples, 3))
@@ -75,7 +75,7 @@ def test_b1_an_orientation_whose_checksum_is_wrong_is_refused():
 
 
 def chunks(data):
-  """{name: offset of its checksum} of the chunks of a PNG."""
+  """Returns {name: offset of its checksum} of the chunks of a PNG."""
   result, at = {}, 8
   while at < len(data):
     length = int.from_bytes(data[at : at + 4], "big")
@@ -85,7 +85,7 @@ def chunks(data):
 
 
 @pytest.mark.parametrize("animated", [False, True])
-def test_a_wrong_checksum_of_a_chunk_without_which_no_png_is_whole_is_refused(animated):
+def test_wrong_checksum_of_a_critical_chunk_is_refused(animated):
   palette = chunk(b"PLTE", DRAW.integers(0, 256, (16, 3)).astype(np.uint8).tobytes())
   before = chunk(b"acTL", struct.pack(">II", 1, 0)) * animated + METADATA["gamma"] + palette + chunk(b"tRNS", b"\1")
   data = png(DRAW.integers(0, 16, (9, 9, 1)), 8, 3, before=before)

@@ -1,4 +1,4 @@
-"""The table of policies: each is a function of the image and of what is drawn."""
+"""Tests of the table of policies: each is a function of the image and of its random draws."""
 
 import random
 
@@ -11,7 +11,7 @@ from vit_jax.data.policies import POLICIES
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (32, 32)])
-def test_a_policy_follows_from_the_draws_and_leaves_its_image_alone(name, shape):
+def test_policy_depends_only_on_its_draws_and_keeps_its_input(name, shape):
   image = modules.pictures(1, *shape)[0]
   before, policy = image.copy(), POLICIES[name]()
   for seed in range(25):

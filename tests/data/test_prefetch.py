@@ -1,4 +1,4 @@
-"""Results made ahead by threads: their order, their errors, and an end that waits for nobody."""
+"""Tests of results computed ahead by threads: their order, their errors, and closing without waiting."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ def own_threads():
 
 
 @pytest.mark.parametrize(("threads", "ahead"), [(1, 1), (3, 2), (8, 20)])
-def test_results_come_in_order_whoever_is_first(threads, ahead):
+def test_results_are_in_order_for_any_thread_timing(threads, ahead):
   def work(i, ended):
     time.sleep(0.002 * (i % 3))
     return i
@@ -27,7 +27,7 @@ def test_results_come_in_order_whoever_is_first(threads, ahead):
   results.close()
 
 
-def test_no_more_than_so_many_are_made_ahead():
+def test_number_of_results_computed_ahead_is_limited():
   made = []
   results = prefetch.Prefetch(lambda i, ended: made.append(i), range(2**62), 2, 5)
   assert not made
@@ -37,7 +37,7 @@ def test_no_more_than_so_many_are_made_ahead():
   results.close()
 
 
-def test_an_error_takes_the_place_of_its_result():
+def test_error_takes_the_place_of_its_result():
   def work(i, ended):
     if i == 2:
       raise LookupError("the third")
@@ -51,7 +51,7 @@ def test_an_error_takes_the_place_of_its_result():
   results.close()
 
 
-def test_threads_end_when_it_is_closed_or_forgotten():
+def test_threads_end_when_the_object_is_closed_or_collected():
   before = own_threads()
   for end in (prefetch.Prefetch.close, lambda results: None):
     results = prefetch.Prefetch(lambda i, ended: i, range(2**62), 4, 8)
@@ -63,7 +63,7 @@ def test_threads_end_when_it_is_closed_or_forgotten():
     assert own_threads() == before
 
 
-def test_closing_does_not_wait_for_a_thread_that_never_comes_back(monkeypatch):
+def test_closing_does_not_wait_for_a_blocked_thread(monkeypatch):
   monkeypatch.setattr(prefetch, "PATIENCE", 0.1)
   never = threading.Event()
   results = prefetch.Prefetch(lambda i, ended: i if i < 1 else never.wait(), range(9), 2, 4)
@@ -74,7 +74,7 @@ def test_closing_does_not_wait_for_a_thread_that_never_comes_back(monkeypatch):
   never.set()
 
 
-def test_work_is_told_that_nobody_wants_it_any_more():
+def test_running_work_is_notified_of_closing():
   seen = []
   results = prefetch.Prefetch(lambda i, ended: seen.append(ended.wait(10)) if i else i, range(9), 1, 4)
   next(results)
@@ -83,7 +83,7 @@ def test_work_is_told_that_nobody_wants_it_any_more():
 
 
 @pytest.mark.long
-def test_a_process_ends_although_a_thread_reads_from_a_pipe_that_nobody_writes_to(tmp_path):
+def test_process_ends_although_a_thread_blocks_on_a_pipe(tmp_path):
   os.mkfifo(tmp_path / "pipe")
   code = f"""
 from vit_jax.data import prefetch

@@ -1,4 +1,4 @@
-"""Labels of a teacher: what is kept of them, in which files, and what a student sees, beside NumPy's loops."""
+"""Tests of a teacher's labels, against NumPy loops: selected records, label files, and the student's data."""
 
 import dataclasses
 import io
@@ -24,7 +24,7 @@ NAMES = ("ant", "bee", "cat")
 
 
 def by_loops(classes, probabilities, minimum, per_class):
-  """As `pseudo_labels.select_records`, class by class and image by image."""
+  """Selects like `pseudo_labels.select_records`, class by class and image by image."""
   records = []
   for number in sorted(set(classes.tolist())):
     sure = [i for i in range(len(classes)) if classes[i] == number and probabilities[i] >= max(minimum, 1e-7)]
@@ -37,7 +37,7 @@ def by_loops(classes, probabilities, minimum, per_class):
 
 @pytest.mark.parametrize("minimum", [0.0, 0.3, 0.9, 1.0])
 @pytest.mark.parametrize("per_class", [None, 1, 7, 60])
-def test_the_surest_of_each_class_are_chosen_and_those_of_a_rare_class_come_again(minimum, per_class):
+def test_most_confident_images_are_selected_and_rare_classes_repeated(minimum, per_class):
   draw = np.random.default_rng(0)
   classes = draw.choice(5, 200, p=[0.5, 0.3, 0.15, 0.05, 0.0]).astype(np.int32)
   probabilities = draw.integers(0, 12, 200).astype(np.float16) / np.float16(12)  # many are equal
@@ -49,14 +49,17 @@ def test_the_surest_of_each_class_are_chosen_and_those_of_a_rare_class_come_agai
 
 @pytest.fixture
 def images(tmp_path):
-  """Ten images of two classes."""
+  """Returns ten images of two classes."""
   forms.manifest(tmp_path / "m", [file(i) for i in range(10)], ["cat", "dog"] * 5)
   return forms.opened("manifest", str(tmp_path / "m/all.jsonl"), test="train")
 
 
 @pytest.fixture
 def labels(images, tmp_path):
-  """(folder, plan) of labels in shards of four: the class of image i is i % 3, its probability i / 10."""
+  """Returns (folder, plan) of labels in shards of four.
+
+  The class of image i is i % 3. Its probability is i / 10.
+  """
   about = (10, images.fingerprint(), pseudo_labels.digest_contents(images))
   plan = LabelPlan({"name": "manifest", "class_order": "numeric"}, "train", *about, NAMES, "w", 1, shard=4)
   folder = tmp_path / "labels"
@@ -69,7 +72,10 @@ def labels(images, tmp_path):
 
 
 def two_best(folder, plan):
-  """The plan of soft labels in the folder: what `labels` has, then the next class with i / 10 of what is left."""
+  """Writes and returns the plan of soft labels in the folder.
+
+  The first class is that of `labels`. The next class has the share i / 10 of the remaining probability.
+  """
   plan = dataclasses.replace(plan, kept=2)
   (folder / pseudo_labels.PLAN).write_text(plan.to_json())
   for name, records in plan.shards():
@@ -80,7 +86,7 @@ def two_best(folder, plan):
 
 
 @pytest.mark.parametrize("best", [[(0, 0.5), (0, 0.4)], [(0, 0.4), (1, 0.5)]])
-def test_a_class_twice_or_out_of_order_is_of_no_teacher(labels, best):
+def test_repeated_or_unsorted_classes_in_a_shard_are_refused(labels, best):
   folder, plan = labels
   plan = two_best(folder, plan)
   classes, shares = (np.tile(column, (4, 1)) for column in zip(*best, strict=True))
@@ -88,7 +94,7 @@ def test_a_class_twice_or_out_of_order_is_of_no_teacher(labels, best):
   assert pseudo_labels.read_shard(folder / "labels-00000-of-00003.npz", plan, 4) is None
 
 
-def test_a_folder_is_read_as_it_was_written(labels):
+def test_written_folder_is_read_back(labels):
   folder, plan = labels
   assert pseudo_labels.read_plan(folder) == plan and pseudo_labels.read_plan(folder.parent) is None
   assert [(name, len(records)) for name, records in plan.shards()] == [
@@ -99,7 +105,7 @@ def test_a_folder_is_read_as_it_was_written(labels):
   np.testing.assert_array_equal(probabilities, (np.arange(10) / 10).astype(np.float16))
 
 
-def test_g13_a_plan_from_before_keeps_the_order_of_classes_of_its_images(labels):
+def test_older_plan_keeps_the_class_order_of_its_images(labels):
   folder, plan = labels
   older = dataclasses.replace(plan, data={"name": "manifest", "path": "x"})
   (folder / pseudo_labels.PLAN).write_text(older.to_json())
@@ -108,7 +114,7 @@ def test_g13_a_plan_from_before_keeps_the_order_of_classes_of_its_images(labels)
 
 
 @pytest.mark.parametrize(("number", "probability"), [(3, 0.5), (-1, 0.5), (0, 1.5), (0, np.nan)])
-def test_labels_that_no_teacher_gives_are_refused(labels, number, probability):
+def test_labels_out_of_range_are_refused(labels, number, probability):
   folder, plan = labels
   file = folder / "labels-00001-of-00003.npz"
   pseudo_labels.write_shard(file, plan, np.full((4, 1), number), np.full((4, 1), probability))
@@ -120,7 +126,7 @@ def test_labels_that_no_teacher_gives_are_refused(labels, number, probability):
   ("key", "value"),
   [("shard", 0), ("records", "ten"), ("kept", -1), ("kept", 1.5), ("split", None), ("classes", []), ("weights", None)],
 )
-def test_a_plan_with_numbers_that_are_none_is_refused(labels, key, value):
+def test_plan_with_invalid_values_is_refused(labels, key, value):
   folder, plan = labels
   (folder / pseudo_labels.PLAN).write_text(json.dumps(json.loads(plan.to_json()) | {key: value}))
   with pytest.raises(ConfigError, match=f"does not describe labels.*{key}"):
@@ -130,7 +136,7 @@ def test_a_plan_with_numbers_that_are_none_is_refused(labels, key, value):
 @pytest.mark.parametrize(
   "harm", ["missing", "cut", "empty", "longer", "pipe", "boundless", "an array", "of another plan", "a name twice"]
 )
-def test_a_file_that_is_not_whole_is_named_with_what_to_do(labels, harm):
+def test_damaged_shard_is_named_with_the_fix(labels, harm):
   folder, plan = labels
   shard = folder / "labels-00001-of-00003.npz"
   content = shard.read_bytes()
@@ -163,7 +169,7 @@ def test_a_file_that_is_not_whole_is_named_with_what_to_do(labels, harm):
 
 
 @pytest.mark.parametrize("text", ['{"records": 3}', '{"fingerprint": {"colour": 1}, "classes": []}'])
-def test_a_plan_that_is_none_is_refused(tmp_path, text):
+def test_invalid_plan_is_refused(tmp_path, text):
   (tmp_path / pseudo_labels.PLAN).write_text(text)
   with pytest.raises(ConfigError, match=r"labels\.json does not describe labels"):
     pseudo_labels.read_plan(tmp_path)
@@ -172,7 +178,7 @@ def test_a_plan_that_is_none_is_refused(tmp_path, text):
 HARD = Selection(minimum=0.3, per_class=2, soft=False)
 
 
-def test_a_student_sees_the_images_with_the_labels_of_the_teacher(images, labels):
+def test_student_gets_the_images_with_the_labels_of_the_teacher(images, labels):
   folder, plan = labels
   source = pseudo_labels.select_labelled("pseudo", "train", images, folder, plan, HARD)
   records = [4, 5, 6, 7, 8, 9]
@@ -182,7 +188,7 @@ def test_a_student_sees_the_images_with_the_labels_of_the_teacher(images, labels
   assert source.identify(5) == images.identify(9)
 
 
-def test_soft_labels_come_with_their_shares(images, labels):
+def test_soft_labels_have_shares(images, labels):
   folder, plan = labels
   plan = two_best(folder, plan)
   source = pseudo_labels.select_labelled("pseudo", "train", images, folder, plan, Selection(0.75, None, True))
@@ -203,12 +209,12 @@ def test_soft_labels_come_with_their_shares(images, labels):
     ),
   ],
 )
-def test_what_labels_cannot_give_is_refused(images, labels, choice, says):
+def test_selection_that_labels_cannot_satisfy_is_refused(images, labels, choice, says):
   with pytest.raises(ConfigError, match=says):
     pseudo_labels.select_labelled("pseudo", "train", images, *labels, choice)
 
 
-def test_a_fingerprint_changes_with_the_records_and_their_labels(images, labels):
+def test_fingerprint_changes_with_the_records_and_their_labels(images, labels):
   folder, plan = labels
 
   def fingerprint(minimum):
@@ -216,11 +222,11 @@ def test_a_fingerprint_changes_with_the_records_and_their_labels(images, labels)
       "pseudo", "train", images, folder, plan, HARD._replace(minimum=minimum)
     ).fingerprint()
 
-  assert fingerprint(0.3) == fingerprint(0.35)  # the same images are chosen
+  assert fingerprint(0.3) == fingerprint(0.35)  # the same images are selected
   assert fingerprint(0.3).changes(fingerprint(0.6)) == ["names, labels or order of images"]
 
 
-def test_images_that_changed_since_labelling_are_refused(images, labels):
+def test_images_changed_since_labelling_are_refused(images, labels):
   folder, plan = labels
   now = images.fingerprint()
   copied = dataclasses.replace(images, fingerprint=lambda: now._replace(times="later"))
@@ -234,11 +240,11 @@ def test_images_that_changed_since_labelling_are_refused(images, labels):
       pseudo_labels.select_labelled("pseudo", "train", other, folder, plan, HARD)
 
 
-# As data of a run: labelled images and those of the teacher.
+# Data of a run: labelled images and the images of the teacher.
 
 
 def opened(folder, path, split="train", **args):
-  """Of ten labelled images at `path`, and of what the folder has labels of."""
+  """Opens ten labelled images at `path` together with the images that the folder has labels for."""
   labelled = {"name": "manifest", "path": str(path), "test": "train[:3]"}
   with schema.enter_key("config.data"):
     return catalog.open_split(
@@ -248,21 +254,21 @@ def opened(folder, path, split="train", **args):
 
 @pytest.fixture
 def labelled(tmp_path):
-  """A manifest of six images of the teacher's three classes."""
+  """Returns a manifest of six images of the teacher's three classes."""
   forms.manifest(tmp_path / "l", [file(100 + i) for i in range(6)], list(NAMES) * 2)
   return tmp_path / "l/all.jsonl"
 
 
 @pytest.fixture
 def teacher(labels, images, tmp_path):
-  """The folder of labels, whose plan says where the images are."""
+  """Returns the folder of labels with a plan that contains the path of the images."""
   folder, plan = labels
   origin = {"name": "manifest", "path": str(tmp_path / "m/all.jsonl")}
   (folder / pseudo_labels.PLAN).write_text(dataclasses.replace(plan, data=origin).to_json())
   return folder
 
 
-def test_a_student_trains_on_both_and_is_measured_on_what_has_labels(teacher, labelled, images):
+def test_student_trains_on_both_and_is_evaluated_on_labelled_images(teacher, labelled, images):
   source = opened(teacher, labelled, ratio=3.0, per_class=2)
   assert source.classes == NAMES and len(source) == 6 + 6
   assert [(part.name, len(part.records), part.weight) for part in source.corpora] == [
@@ -273,7 +279,7 @@ def test_a_student_trains_on_both_and_is_measured_on_what_has_labels(teacher, la
   assert len(opened(teacher, labelled, "test")) == 3 and len(opened(teacher, labelled, "train[:2]")) == 2
 
 
-def test_images_that_moved_are_named_by_a_key(teacher, labelled, tmp_path):
+def test_path_of_moved_images_is_given_by_a_key(teacher, labelled, tmp_path):
   (tmp_path / "m").rename(tmp_path / "moved")
   with pytest.raises(ConfigError, match=r"config\.data\.path"):
     opened(teacher, labelled)
@@ -281,7 +287,7 @@ def test_images_that_moved_are_named_by_a_key(teacher, labelled, tmp_path):
   assert len(opened(teacher, labelled, images=images)) == 6 + 7
 
 
-def test_labels_of_other_classes_and_folders_without_any_are_refused(teacher, labelled, tmp_path):
+def test_labels_of_other_classes_and_empty_folders_are_refused(teacher, labelled, tmp_path):
   with pytest.raises(AbsentError, match=r"config\.data\.path: .*contains no labels. Write them: .*--write-labels"):
     opened(tmp_path, labelled)
   forms.manifest(tmp_path / "o", [file(i) for i in range(4)], ["dog", "eel"] * 2)
@@ -289,13 +295,13 @@ def test_labels_of_other_classes_and_folders_without_any_are_refused(teacher, la
     opened(teacher, tmp_path / "o/all.jsonl")
 
 
-def test_a_plan_without_labels_knows_the_labelled_images(labelled, tmp_path):
+def test_planning_without_labels_uses_the_labelled_images(labelled, tmp_path):
   labelled = {"name": "manifest", "path": str(labelled)}
   choice = schema.Choice("pseudo_labelled", {"path": str(tmp_path), "labelled": labelled})
   assert len(catalog.open_known_split(choice, "train")) == 6
 
 
-def test_soft_labels_count_in_parts_beside_whole_ones(teacher, labelled, tmp_path):
+def test_soft_labels_have_partial_shares_and_hard_labels_whole_ones(teacher, labelled, tmp_path):
   two_best(teacher, pseudo_labels.read_plan(teacher))
   source = opened(teacher, labelled, soft=True, minimum=0.75)
   assert source.labels == 2

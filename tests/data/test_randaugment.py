@@ -1,4 +1,7 @@
-"""RandAugment: the published arguments, chances and policies. Its operations are tested in test_operations.py."""
+"""Tests of RandAugment: published arguments, probabilities and policies.
+
+Its operations are tested in test_operations.py.
+"""
 
 import functools
 import random
@@ -14,7 +17,7 @@ GRAY = (128, 128, 128)
 SIGNED = {"Rotate", "ShearX", "TranslateY"}
 
 
-def test_increasing_arguments_at_nine_are_the_published_ones():
+def test_increasing_arguments_at_magnitude_nine_are_the_published_ones():
   def both(name):
     return tuple(randaugment.INCREASING[name].argument(9.0, sign) for sign in (1, -1))
 
@@ -41,7 +44,7 @@ def test_increasing_arguments_at_nine_are_the_published_ones():
     (20, (60, 8, 512, 220, 3.7, 0.6, 200, 80)),
   ],
 )
-def test_published_arguments_are_those_of_the_tensorflow_code(level, expected):
+def test_published_arguments_match_the_tensorflow_code(level, expected):
   names = ("Rotate", "Posterize", "Solarize", "SolarizeAdd", "Contrast", "ShearX", "TranslateY", "Cutout")
   ops = [randaugment.PUBLISHED[name] for name in names]
   assert tuple(op.argument(float(level), 1) for op in ops) == pytest.approx(expected)
@@ -52,7 +55,7 @@ def test_published_arguments_are_those_of_the_tensorflow_code(level, expected):
 # Policies.
 
 
-def test_nothing_and_no_layers_leave_the_image_alone_and_draw_nothing():
+def test_policies_without_operations_return_the_image_without_draws():
   image = modules.pictures(1, 40, 40)[0]
   for policy in (
     randaugment.none(),
@@ -63,7 +66,7 @@ def test_nothing_and_no_layers_leave_the_image_alone_and_draw_nothing():
 
 
 @pytest.mark.parametrize("name", ["randaugment", "randaugment_increasing"])
-def test_the_generator_alone_decides(name):
+def test_policy_depends_only_on_the_generator(name):
   policy, image = policies.POLICIES[name](), modules.pictures(1, 64, 64)[0]
   before = image.copy()
   results = [policy(image, random.Random(seed)) for seed in range(60)]
@@ -71,11 +74,12 @@ def test_the_generator_alone_decides(name):
   for seed, result in enumerate(results):
     np.testing.assert_array_equal(policy(image, random.Random(seed)), result)
     assert result.shape == image.shape and result.dtype == np.uint8
-  assert len({result.tobytes() for result in results}) > 35  # a quarter of `increasing` is the image itself
+  # a quarter of the results of `increasing` are the image itself
+  assert len({result.tobytes() for result in results}) > 35
 
 
 class Recorder:
-  """A table whose operations note what they were given and change nothing."""
+  """A table of operations that record their arguments and return the image unchanged."""
 
   def __init__(self, table):
     self.seen = []
@@ -94,7 +98,7 @@ def shares(values):
 
 
 @pytest.mark.heavy
-def test_increasing_chances_are_the_published_ones(monkeypatch):
+def test_increasing_probabilities_are_the_published_ones(monkeypatch):
   recorder, images, untouched = Recorder(randaugment.INCREASING), 10_000, 0
   monkeypatch.setattr(randaugment, "INCREASING", recorder.table)
   policy = randaugment.randaugment_increasing(fill=(124, 116, 104))
@@ -112,13 +116,13 @@ def test_increasing_chances_are_the_published_ones(monkeypatch):
   assert shares(signs)[1] == pytest.approx(0.5, abs=0.02)
   assert shares(kinds)["bicubic"] == pytest.approx(0.5, abs=0.02)
   assert set(fills) == {(124, 116, 104)}
-  # N(9, 0.5) beyond two standard deviations counts as 10.
+  # N(9, 0.5) is clipped at 10, two standard deviations above the mean.
   assert max(magnitudes) == 10 and np.mean(np.array(magnitudes) == 10) == pytest.approx(0.0228, abs=0.005)
   assert np.median(magnitudes) == pytest.approx(9, abs=0.02)
   assert np.std(magnitudes) == pytest.approx(0.5, abs=0.02)
 
 
-def test_published_chances_are_equal_and_the_magnitude_is_fixed(monkeypatch):
+def test_published_probabilities_are_equal_and_the_magnitude_is_fixed(monkeypatch):
   recorder, images = Recorder(randaugment.PUBLISHED), 10_000
   monkeypatch.setattr(randaugment, "PUBLISHED", recorder.table)
   policy = randaugment.randaugment(layers=3, magnitude=15.0)
@@ -126,7 +130,7 @@ def test_published_chances_are_equal_and_the_magnitude_is_fixed(monkeypatch):
   for _ in range(images):
     policy(None, draw)
   names, magnitudes, signs, fills, places = zip(*recorder.seen, strict=True)
-  assert len(names) == 3 * images  # no operation is left out
+  assert len(names) == 3 * images  # no operation is skipped
   np.testing.assert_allclose(list(shares(names).values()), 1 / 16, atol=0.006)
   assert set(magnitudes) == {15.0} and set(fills) == {GRAY}
   assert shares(signs)[1] == pytest.approx(0.5, abs=0.02)
@@ -144,7 +148,7 @@ def test_arguments_of_the_policies_reach_the_operations(monkeypatch):
   assert {(magnitude, choice) for _, magnitude, _, _, choice in recorder.seen} == {(3.0, "bicubic")}
 
 
-def test_mended_contrast_is_drawn_where_it_is_asked_for():
+def test_mended_contrast_changes_only_images_with_contrast():
   image = modules.pictures(1, 64, 64)[0]
   results = [
     [randaugment.randaugment(layers=1, contrast=kind)(image, random.Random(seed)).tobytes() for seed in range(100)]
@@ -172,7 +176,7 @@ def test_mended_contrast_is_drawn_where_it_is_asked_for():
     ("randaugment_increasing", {"fill": (128, 128, 256)}, "256 is out of range"),
   ],
 )
-def test_bad_arguments_are_refused_with_what_is_allowed(name, arguments, said):
+def test_invalid_arguments_are_refused_with_the_allowed_values(name, arguments, said):
   with pytest.raises(schema.ConfigError, match=said):
     schema.bind(schema.Choice(name, arguments), (policies.POLICIES[name],))
   bound = schema.bind(schema.Choice(name), (policies.POLICIES[name],))

@@ -1,4 +1,4 @@
-"""Runs read ahead: each once, however many threads want it, and every record is the one that was asked for."""
+"""Tests of runs of records that are read ahead: one read for any number of threads, and the requested records."""
 
 import collections
 import contextlib
@@ -22,7 +22,7 @@ BLOCKS = Choice("blocks", {"size": 8, "window": 4, "groups": 4})
 
 
 class Counted:
-  """A source whose runs are counted, and fail or take their time if they should."""
+  """A source that counts its reads, and that can be slow or fail."""
 
   def __init__(self, made, seconds=0.0, error=None):
     self.runs, self.alone, self.lock = [], [], threading.Lock()
@@ -47,19 +47,19 @@ class Counted:
 
 
 @pytest.mark.parametrize("threads", [1, 7])
-def test_the_stream_is_the_one_without_runs_and_each_run_is_read_once(threads):
+def test_stream_matches_single_reads_and_each_run_is_read_once(threads):
   counted = Counted(source(240, gradient=True), seconds=0.001)
   args = RANDOM | {"order": BLOCKS, "threads": threads}
   same(train(source(240, gradient=True), 32, 24, **args), train(counted.source, 32, 24, **args))
   assert not counted.alone
-  # Nothing more than a window and a quarter of each group is read ahead, and the batches that are made ahead.
+  # At most 1.25 windows of each group and the prefetched batches are read ahead.
   assert sum(stop - first for first, stop in counted.runs) < 24 * 32 + 4 * 1.5 * 32 + 6 * 32
   first_epoch = counted.runs[: 240 // 8]
   assert len(set(first_epoch)) == len(first_epoch)
 
 
 @pytest.mark.parametrize("start", [1, 7, 13, 40])
-def test_a_start_in_the_middle_of_a_window_reads_what_is_left_of_it(start):
+def test_start_in_the_middle_of_a_window_reads_the_rest_by_runs(start):
   whole = train(source(300), 16, start + 6, order=BLOCKS)
   counted = Counted(source(300))
   same(whole[start:], train(counted.source, 16, 6, start=start, order=BLOCKS))
@@ -67,7 +67,7 @@ def test_a_start_in_the_middle_of_a_window_reads_what_is_left_of_it(start):
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_processes_share_no_run_and_make_the_same_batches(hosts):
+def test_processes_share_no_run_and_build_the_same_batches(hosts):
   whole, runs = train(source(300), 16, 18, order=BLOCKS), collections.Counter()
   for host in range(hosts):
     rows = np.arange(16)[host * 16 // hosts : (host + 1) * 16 // hosts]
@@ -81,7 +81,7 @@ def test_processes_share_no_run_and_make_the_same_batches(hosts):
   assert max(runs.values()) == 1
 
 
-def test_many_threads_that_want_one_run_wait_for_one_request():
+def test_threads_that_need_one_run_wait_for_one_request():
   counted = Counted(source(64), seconds=0.1)
   ahead = readahead.ReadAhead(counted.source, order.SequentialOrder(64), 0)
   with contextlib.closing(ahead):
@@ -97,8 +97,8 @@ def test_many_threads_that_want_one_run_wait_for_one_request():
   assert ahead.bytes == 0 and not ahead._waiting and not ahead._held
 
 
-@pytest.mark.parametrize("batch", [24, 32])  # of which 32 rows are no multiple of three copies
-def test_all_copies_of_a_record_come_out_of_one_read(batch, monkeypatch):
+@pytest.mark.parametrize("batch", [24, 32])  # 32 rows are not a multiple of three copies
+def test_all_copies_of_a_record_use_one_read(batch, monkeypatch):
   monkeypatch.setattr(images, "KEEP", 0)
   args = RANDOM | {"order": BLOCKS, "repeats": 3}
   counted = Counted(source(240, gradient=True))
@@ -108,12 +108,12 @@ def test_all_copies_of_a_record_come_out_of_one_read(batch, monkeypatch):
   assert not counted.alone
   first_epoch = counted.runs[: 240 // 8]
   assert len(set(first_epoch)) == len(first_epoch)
-  # Nothing is left of what was asked for.
+  # All requested records were used.
   held = sum(len(reading.values) for reading in batches._chunks.ahead._held)
   assert held <= 4 * (1.5 * 32 + 8) + 6 * batch / 3
 
 
-def test_who_asks_last_for_a_copy_may_take_it_first():
+def test_copies_of_a_record_are_served_in_any_order():
   made = repeats.RepeatedOrder(order.BlockOrder(240, 8, 0, size=8, window=2, groups=1), 24, 3)
   counted = Counted(source(240))
   ahead = readahead.ReadAhead(counted.source, made, 0)
@@ -143,14 +143,14 @@ def test_who_asks_last_for_a_copy_may_take_it_first():
   assert not counted.alone and not ahead.alone and record not in reading.values
 
 
-def test_evaluation_reads_neighbours_at_one_go():
+def test_evaluation_reads_adjacent_records_together():
   counted = Counted(source(100))
   found = list(evaluation(counted.source, 64, range(64)))
   same(found, list(evaluation(source(100), 64, range(64))))
   assert sorted(counted.runs) == [(0, 32), (32, 64), (64, 96), (96, 100)] and not counted.alone
 
 
-def test_memory_is_given_back_as_images_are_used(monkeypatch):
+def test_memory_is_released_as_images_are_used(monkeypatch):
   monkeypatch.setattr(images, "KEEP", 0)
   counted = Counted(source(400))
   batches = training(counted.source, 16, range(16), order=BLOCKS, threads=2)
@@ -161,7 +161,7 @@ def test_memory_is_given_back_as_images_are_used(monkeypatch):
   assert max(waiting[100:]) < 1.3 * max(waiting[20:100])
 
 
-def test_what_does_not_fit_is_read_again_and_said_once(monkeypatch, caplog):
+def test_records_beyond_the_memory_limit_are_read_again_with_one_warning(monkeypatch, caplog):
   whole = train(source(300), 16, 40, order=BLOCKS)
   monkeypatch.setattr(readahead, "compute_memory_limit", lambda processes: 1500)
   counted = Counted(source(300))
@@ -171,12 +171,12 @@ def test_what_does_not_fit_is_read_again_and_said_once(monkeypatch, caplog):
   assert "config.data.order.window" in caplog.text
 
 
-def test_all_processes_of_a_host_together_hold_a_quarter_of_its_memory(monkeypatch):
+def test_processes_of_a_host_together_use_a_quarter_of_its_memory(monkeypatch):
   total = int(pathlib.Path("/proc/meminfo").read_text().split()[1]) * 1024
   assert readahead.compute_memory_limit() == pytest.approx(total / 4, rel=0.01)
   opened_by = []
 
-  def start(pool, opened, size, lines):  # what a worker is sent, opened here: starting one takes seconds
+  def start(pool, opened, size, lines):  # opens the data of a worker here, because starting a worker takes seconds
     opened_by.append(opened())
     return subprocess.Popen(["sleep", "60"])
 
@@ -188,7 +188,7 @@ def test_all_processes_of_a_host_together_hold_a_quarter_of_its_memory(monkeypat
   assert sum(rooms) == pytest.approx(total / 4, rel=0.01)
 
 
-def test_a_damaged_block_is_read_record_by_record():
+def test_damaged_block_is_read_record_by_record():
   whole = train(source(300), 16, 4, order=BLOCKS)
   counted = Counted(source(300), error=OSError("damaged"))
   same(whole, train(counted.source, 16, 4, order=BLOCKS))
@@ -197,23 +197,23 @@ def test_a_damaged_block_is_read_record_by_record():
     train(counted.source, 16, 4, order=BLOCKS, on_error="skip")
 
 
-def test_images_that_are_kept_are_not_read_again():
+def test_cached_images_are_not_read_again():
   counted = Counted(source(200))
   train(counted.source, 16, 100, order=BLOCKS)
   assert sum(stop - first for first, stop in counted.runs) <= 2 * 200 + 4 * 1.5 * 32
 
 
-def test_an_image_that_stands_in_for_a_bad_one_is_read_for_itself(monkeypatch):
+def test_replacement_of_a_bad_image_is_read_alone(monkeypatch):
   monkeypatch.setattr(images, "KEEP", 0)
   counted = Counted(source(300, bad=[17]))
   batches = training(counted.source, 16, range(16), order=BLOCKS, on_error="skip")
-  found = take(batches, 38)  # two epochs: it was taken from the run that it is in
+  found = take(batches, 38)  # two epochs: the replacement is removed from its own run
   assert batches.skipped == 1 and 1 <= len(counted.alone) <= 4
   same(found, take(training(source(300, bad=[17]), 16, range(16), order=BLOCKS, on_error="skip"), 38))
   assert 17 not in records(found)
 
 
-def test_sources_without_runs_are_left_as_they_are():
+def test_sources_without_runs_are_unchanged():
   made = source(10)
   ahead = readahead.ReadAhead(made, order.RecordOrder(10, 0), 0)
   ahead.expect([1, 2])

@@ -1,4 +1,4 @@
-"""Repeated augmentation: what an epoch has, other draws for each copy, restarts and processes."""
+"""Tests of repeated augmentation: the content of an epoch, separate draws for each copy, restarts and processes."""
 
 import collections
 
@@ -22,11 +22,11 @@ def repeated(length, batch, copies, name="records", seed=0, **args):
 @pytest.mark.parametrize(
   ("length", "batch", "copies"), [(60, 12, 3), (60, 24, 2), (61, 12, 3), (7, 12, 4), (500, 96, 3)]
 )
-def test_an_epoch_is_a_share_of_the_records_each_so_many_times(name, length, batch, copies):
+def test_epoch_has_a_share_of_the_records_with_all_copies(name, length, batch, copies):
   made = repeated(length, batch, copies, name)
   steps = -(-2 * length * copies // batch)
   seen = np.array([made.record(position) for position in range(steps * batch)]).reshape(steps, -1, copies)
-  # All copies of a record are neighbours in one batch.
+  # All copies of a record are adjacent in one batch.
   assert (seen == seen[..., :1]).all()
   once = seen[..., 0].ravel()[: 2 * length].reshape(2, length)
   for turn in once:
@@ -35,7 +35,7 @@ def test_an_epoch_is_a_share_of_the_records_each_so_many_times(name, length, bat
 
 
 @pytest.mark.parametrize("name", ["records", "blocks"])
-def test_where_copies_do_not_divide_a_batch_the_last_record_has_fewer(name):
+def test_last_record_of_a_batch_has_fewer_copies_if_they_do_not_divide(name):
   made = repeated(1000, 64, 3, name, **({"groups": 2} if name == "blocks" else {}))
   rows = 64 // (2 if name == "blocks" else 1)
   for step in range(20):
@@ -47,20 +47,20 @@ def test_where_copies_do_not_divide_a_batch_the_last_record_has_fewer(name):
 
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("name", ["records", "blocks"])
-def test_no_two_positions_have_record_and_visit_in_common(name, copies):
+def test_pairs_of_record_and_visit_are_unique(name, copies):
   made = repeated(23, 20, copies, name)
   seen = {(made.record(position), made.visit(position)) for position in range(20 * 9)}
   assert len(seen) == 20 * 9
 
 
-def test_without_repeats_the_stream_is_as_ever():
+def test_one_repeat_does_not_change_the_stream():
   same(train(source(50), 20, 3, repeats=1), train(source(50), 20, 3))
   plain, wrapped = order.RecordOrder(50, 0), repeats.RepeatedOrder(order.RecordOrder(50, 0), 20, 1)
   for position in range(60):
     assert (plain.record(position), plain.visit(position)) == (wrapped.record(position), wrapped.visit(position))
 
 
-def test_copies_are_drawn_anew_by_seed_visit_and_record():
+def test_copies_have_their_own_draws_by_seed_visit_and_record():
   batches = train(source(40, gradient=True), 30, 8, repeats=3, **RANDOM | {"image_size": 8})
   draws = np.concatenate([b["draw"] for b in batches])
   assert len(np.unique(draws)) == len(draws)
@@ -73,7 +73,7 @@ def test_copies_are_drawn_anew_by_seed_visit_and_record():
 
 
 @pytest.mark.parametrize("name", ["records", "blocks"])
-def test_a_restart_and_another_number_of_processes_change_nothing(name):
+def test_restarts_and_other_process_counts_give_the_same_batches(name):
   args = {"repeats": 3, "order": Choice(name)} | RANDOM
   whole = train(source(70), 24, 12, **args)
   same(train(source(70), 24, 5, start=7, **args), whole[7:])
@@ -86,7 +86,7 @@ def test_a_restart_and_another_number_of_processes_change_nothing(name):
     same(joined, whole)
 
 
-def test_a_bad_record_has_another_in_its_stead_for_each_copy():
+def test_bad_record_is_replaced_separately_for_each_copy():
   batches = train(source(30, bad=[4]), 30, 3, repeats=3, on_error="skip")
   made = stream.train_examples(source(30), 0, Fields(), 30, repeats=3).order
   seen, planned = records(batches), np.array([made.record(position) for position in range(90)])
@@ -96,7 +96,7 @@ def test_a_bad_record_has_another_in_its_stead_for_each_copy():
 
 @pytest.mark.parametrize("blocks", [{}, {"size": 4, "window": 2, "groups": 2}])
 @pytest.mark.parametrize(("batch", "copies"), [(24, 3), (24, 2), (20, 3)])
-def test_of_a_mixture_each_corpus_has_its_share_of_records_and_its_epochs(blocks, batch, copies):
+def test_corpora_of_a_mixture_keep_their_shares_and_epochs(blocks, batch, copies):
   corpora = [Corpus("small", range(30), 1, 0), Corpus("large", range(30, 100), 2.5, 8)]
   choice = Choice("blocks", blocks) if blocks else Choice("records")
   made = repeats.RepeatedOrder(mixture_order.create_order(choice, corpora, batch, 4, copies), batch, copies)
@@ -105,9 +105,9 @@ def test_of_a_mixture_each_corpus_has_its_share_of_records_and_its_epochs(blocks
   seen, firsts = set(), []
   for start in range(0, steps * batch, rows):
     group = [(made.record(position), made.visit(position)) for position in range(start, start + rows)]
-    # Copies are neighbours, and each is drawn by itself.
+    # Copies are adjacent, and each copy has its own draws.
     assert [record for record, _ in group] == [group[row - row % copies][0] for row in range(rows)]
-    # What a group reads is its own.
+    # A group reads only its own records.
     groups = {made.inner.turn(made.locate(position)[0])[1] for position in range(start, start + rows)}
     assert groups == {start // rows % made.inner.groups}
     assert len(seen | set(group)) == len(seen) + rows
@@ -125,6 +125,6 @@ def test_more_copies_than_rows_are_refused():
     stream.train_examples(source(30), 0, Fields(), 8, repeats=9)
 
 
-def test_what_it_is_stands_in_the_overview():
+def test_overview_contains_the_number_of_copies():
   assert repeated(1000, 96, 3).about == ", each 3 times in a batch"
   assert repeated(1000, 96, 3, "blocks").rows == 48

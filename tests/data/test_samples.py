@@ -1,4 +1,4 @@
-"""Samples: of different records from everywhere, with the contents that they have."""
+"""Tests of samples of a source: spread over all records, and described with their contents."""
 
 import hashlib
 
@@ -10,13 +10,13 @@ from vit_jax.data import samples
 
 
 @pytest.mark.parametrize("length", [1, 5, 8, 9, 1000])
-def test_records_are_different_and_evenly_spaced_with_both_ends(length):
+def test_records_are_distinct_and_evenly_spaced_with_both_ends(length):
   numbers = samples.spaced_numbers(length)
   assert numbers == sorted(set(numbers)) and len(numbers) == min(length, samples.COUNT)
   assert (numbers[0], numbers[-1]) == (0, length - 1)
 
 
-def test_a_sample_says_what_a_record_is_and_holds(tmp_path):
+def test_sample_describes_a_record_and_its_content(tmp_path):
   forms.manifest(tmp_path / "m", [file(i) for i in range(3)], ["cat", "dog", "cat"])
   source = forms.opened("manifest", str(tmp_path / "m/all.jsonl"), test="train")
   assert samples.describe_samples(source)[1] == {
@@ -24,7 +24,7 @@ def test_a_sample_says_what_a_record_is_and_holds(tmp_path):
   }  # fmt: skip
 
 
-def test_a_record_that_cannot_be_read_has_no_hash(tmp_path):
+def test_unreadable_record_has_no_hash(tmp_path):
   forms.manifest(tmp_path / "m", [file(i) for i in range(3)], ["cat", "dog", "cat"])
   source = forms.opened("manifest", str(tmp_path / "m/all.jsonl"), test="train")
   for image in (tmp_path / "m").rglob("*.png"):

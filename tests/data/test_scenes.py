@@ -1,4 +1,4 @@
-"""Generated scenes: as many as are promised, masks that fit their images, each a function of its number."""
+"""Tests of generated scenes: their masks, classes and colours, and their dependence on the record number alone."""
 
 import itertools
 
@@ -16,14 +16,14 @@ def mask_of(record):
   return masks.decode_numbers(record["mask"].getvalue(), 10**6, 10)
 
 
-def test_the_same_bytes_come_every_time_and_none_twice():
+def test_images_are_deterministic_and_distinct():
   def files():
     return [record["image"].getvalue() for split in ("train", "test") for record in first(split, 40)]
 
   assert files() == files() and len(set(files())) == 80
 
 
-def test_an_image_and_its_mask_are_those_that_are_drawn():
+def test_image_and_mask_match_the_drawn_scene():
   for number, record in enumerate(first("train", 20)):
     pixels, mask = scenes.draw_scene(number)
     np.testing.assert_array_equal(decoded(record["image"].getvalue()), pixels)
@@ -31,7 +31,7 @@ def test_an_image_and_its_mask_are_those_that_are_drawn():
     assert pixels.shape == (scenes.PIXELS, scenes.PIXELS, 3) and mask.shape == pixels.shape[:2]
 
 
-def test_a_label_is_the_thing_that_most_pixels_show_and_all_classes_occur():
+def test_label_is_the_class_with_most_pixels_and_all_classes_occur():
   seen = np.zeros(len(scenes.CLASSES) + 1, int)
   for record in first("train", 200):
     counts = np.array([np.sum(mask_of(record) == number) for number in range(len(seen))])
@@ -40,7 +40,7 @@ def test_a_label_is_the_thing_that_most_pixels_show_and_all_classes_occur():
   assert seen[0] / seen.sum() > 0.6 and (seen[1:] / seen.sum() > 0.01).all()
 
 
-def test_colours_tell_things_from_the_ground_and_no_outline_from_another():
+def test_colours_separate_objects_from_the_ground_but_not_outlines():
   colours = {}
   for number in range(400):
     pixels, mask = scenes.draw_scene(number)
@@ -51,7 +51,7 @@ def test_colours_tell_things_from_the_ground_and_no_outline_from_another():
   assert np.ptp(means[1:], 0).max() < 0.75 * spread < (means[1:] - means[0]).min()
 
 
-def test_textures_change_within_a_patch_and_outlines_do_not():
+def test_textures_vary_within_a_patch_and_outlines_do_not():
   rough = {}
   for number in range(300):
     pixels, mask = scenes.draw_scene(number)

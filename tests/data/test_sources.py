@@ -1,4 +1,4 @@
-"""Sources of labelled image files: split strings, subsets, which share records."""
+"""Tests of sources of labelled image files: split strings, subsets, and shared records."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ SIZES = {"train": 1437, "test": 360, "odd": 1}
     *("train[-10%:]", "train+test", "train[:1%]+test[50%:]+train[7:9]", "all", "odd[:50%]+test", "train[1_000:]"),
   ],
 )
-def test_split_strings_mean_what_they_mean_in_tfds(spec):
+def test_split_strings_match_tfds(spec):
   import tensorflow_datasets as tfds
 
   infos = {
@@ -55,7 +55,7 @@ def test_split_strings_mean_what_they_mean_in_tfds(spec):
     ([], set()),
   ],
 )
-def test_split_strings_name_splits(specs, expected):
+def test_names_of_splits_are_parsed_from_split_strings(specs, expected):
   assert sources.parse_split_names(specs) == expected
 
 
@@ -85,14 +85,14 @@ def test_percentages_partition_a_split(share):
     ("train++test", "is not a split"),
   ],
 )
-def test_a_wrong_split_string_is_one_clear_error(spec, message):
+def test_invalid_split_string_is_one_error(spec, message):
   with pytest.raises(sources.SplitError) as caught, schema.enter_key("config.data.train"):
     sources.select_parts(spec, SIZES)
   assert message in caught.value.message
   assert caught.value.place == "config.data.train"
 
 
-def test_what_is_wrong_is_at_the_key_that_holds_it_or_else_at_the_data():
+def test_error_is_at_the_key_of_the_split_or_at_the_data():
   with pytest.raises(sources.SplitError) as caught, schema.enter_key("config.data"):
     sources.Splits("dev", None, "test").select("train", SIZES)
   assert caught.value.place == "config.data.train"
@@ -108,7 +108,7 @@ LABELS = [4, 1, (), (2, 3), 0, 1]
 
 
 def made(read_label=None):
-  """Six records; a label is read with its image unless `read_label` says otherwise."""
+  """Returns six records. A label is read with its image unless `read_label` is given."""
   return sources.Source(
     "made",
     "train",
@@ -123,7 +123,7 @@ def made(read_label=None):
   )
 
 
-def test_a_label_is_the_one_that_is_read_with_the_image():
+def test_label_is_read_with_the_image():
   assert labels(made()) == LABELS
 
 
@@ -131,7 +131,7 @@ def unreadable(i):
   raise AssertionError(f"record {i} is read")
 
 
-def test_a_label_that_costs_less_is_asked_for_without_reading():
+def test_cheap_label_is_read_without_the_image():
   source = dataclasses.replace(made(LABELS.__getitem__), read=unreadable)
   assert labels(source) == LABELS
   assert labels(sources.select_subset(source, [3, 0])) == [(2, 3), 4]
@@ -140,7 +140,7 @@ def test_a_label_that_costs_less_is_asked_for_without_reading():
 @pytest.mark.parametrize("kind", [list, tuple, np.array], ids=["list", "tuple", "array"])
 @pytest.mark.parametrize("chosen", [[0, 1, 2, 3, 4, 5], [3, 0, 5], [5, 4, 4, 2], [1]], ids=str)
 @pytest.mark.parametrize("read_label", [None, LABELS.__getitem__], ids=["read", "asked"])
-def test_a_subset_has_the_given_records_in_the_given_order(kind, chosen, read_label):
+def test_subset_has_the_given_records_in_the_given_order(kind, chosen, read_label):
   part = sources.select_subset(made(read_label), kind(chosen))
   assert len(part) == len(chosen)
   assert numbers(part) == [(bytes([i]), LABELS[i]) for i in chosen]
@@ -150,21 +150,21 @@ def test_a_subset_has_the_given_records_in_the_given_order(kind, chosen, read_la
   assert (part.name, part.split, part.classes, part.labels) == ("made", "train", tuple("abcde"), 2)
 
 
-def test_a_subset_of_a_subset_counts_in_the_first():
+def test_indices_of_a_nested_subset_refer_to_the_outer_subset():
   part = sources.select_subset(sources.select_subset(made(), [5, 3, 1]), [2, 0])
   assert names(part) == ["file 1", "file 5"]
   assert numbers(part) == [(b"\1", 1), (b"\5", 1)]
   assert labels(part) == [1, 1]
 
 
-def test_a_subset_has_no_record_past_its_end():
+def test_subset_has_no_record_past_its_end():
   part = sources.select_subset(made(), [5, 3])
   for ask in (part.read, part.label, part.place, part.identify):
     with pytest.raises(IndexError):
       ask(2)
 
 
-def test_two_sources_share_records_or_not():
+def test_shared_records_of_two_sources_are_detected():
   def made(*parts):
     return sources.assemble("a", "b", ("c",), parts, None, None, None, str)
 

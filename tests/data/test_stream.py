@@ -1,4 +1,7 @@
-"""The stream of batches: a pure function of (seed, step), each record once an epoch, bad images named or replaced."""
+"""Tests of the stream of batches.
+
+It is a pure function of (seed, step), with each record once per epoch. Bad images are named or replaced.
+"""
 
 import collections
 
@@ -31,20 +34,20 @@ def test_every_epoch_is_a_new_permutation(count, batch):
     }
 
 
-def test_a_permutation_leaves_no_trace_of_the_order():
+def test_permutation_is_uncorrelated_with_the_order_of_records():
   seen = records(train(source(2000), 500, 4))
-  # Fixed points of a random permutation: one on average; correlation with the order: 0 +- 0.022.
+  # A random permutation has one fixed point on average. Its correlation with the order is 0 +- 0.022.
   assert (seen == np.arange(2000)).sum() < 6
   assert abs(np.corrcoef(seen, np.arange(2000))[0, 1]) < 0.08
 
 
 def test_seeds_give_different_streams():
   one, two = (records(train(source(100), 100, 2, seed=seed)) for seed in (0, 1))
-  # Also an epoch later: seed 0's second epoch must not be seed 1's first.
+  # Also one epoch later: the second epoch of seed 0 must not be the first epoch of seed 1.
   assert (one[:100] != two[:100]).any() and (one[100:] != two[:100]).any()
 
 
-def test_an_example_is_drawn_anew_each_epoch_and_mirrored_half_of_the_time():
+def test_example_is_drawn_again_each_epoch_and_flipped_half_of_the_time():
   batches = train(source(1, gradient=True), 400, 1, image_size=20, flip=True)
   rising = batches[0]["image"][:, 0, -1, 2] > batches[0]["image"][:, 0, 0, 2]
   assert 150 < rising.sum() < 250
@@ -52,7 +55,7 @@ def test_an_example_is_drawn_anew_each_epoch_and_mirrored_half_of_the_time():
   assert len({crop.tobytes() for crop in crops}) > 45
 
 
-def test_a_draw_follows_from_seed_epoch_and_record():
+def test_draw_depends_on_seed_epoch_and_record():
   count, batch = 50, 40
   whole = train(source(count), batch, 5)
   seen = records(whole)[: 4 * count].reshape(4, count)
@@ -60,14 +63,14 @@ def test_a_draw_follows_from_seed_epoch_and_record():
   by_record = np.array([draw[np.argsort(record)] for draw, record in zip(draws, seen, strict=True)])
   assert len(np.unique(by_record)) == 4 * count
   assert by_record[2, 17] == int(rng.make_python_generator(0, "example", 2, 17).random() * 2**32)
-  # The same whatever the batch, and for another crop; another for another seed.
+  # The draws do not depend on the batch size or the crop, but on the seed.
   other = train(source(count), 25, 8, image_size=4)
   np.testing.assert_array_equal(np.concatenate([b["draw"] for b in other]), draws.ravel())
   assert (train(source(count), batch, 1, seed=1)[0]["draw"] != whole[0]["draw"]).all()
 
 
 @pytest.mark.parametrize("patch", [1, 2, 4])
-def test_images_may_come_cut_into_patches(patch):
+def test_images_may_be_cut_into_patches(patch):
   args = RANDOM | {"policy": schema.Choice("randaugment")}
   plain = train(source(30, gradient=True), 16, 3, **args)
   found = train(source(30, gradient=True), 16, 3, patch=patch, **args)
@@ -79,7 +82,7 @@ def test_images_may_come_cut_into_patches(patch):
   assert {name: (array.shape[1:], array.dtype) for name, array in found[0].items()} == shapes
 
 
-def test_a_patch_is_rows_of_columns_of_channels():
+def test_patch_is_ordered_by_rows_columns_and_channels():
   image = np.arange(4 * 4 * 3, dtype=np.uint8).reshape(4, 4, 3)
   made = sources.Source(
     "m", "t", ("a",), 1, lambda i: (cv2.imencode(".png", image[..., ::-1])[1].tobytes(), 0), lambda i: "m"
@@ -89,19 +92,19 @@ def test_a_patch_is_rows_of_columns_of_channels():
   np.testing.assert_array_equal(found[2], image[2:, :2].ravel())
 
 
-def test_a_policy_changes_what_crop_and_mirror_leave_and_draws_by_record():
+def test_policy_is_applied_after_crop_and_flip_with_draws_of_the_record():
   args = RANDOM | {"image_size": 16}
   plain = train(source(20, gradient=True), 20, 2, **args)
   found = train(source(20, gradient=True), 20, 2, **args, policy=schema.Choice("randaugment", {"layers": 3}))
   assert np.mean([(a["image"] != b["image"]).any((1, 2, 3)).mean() for a, b in zip(plain, found, strict=True)]) > 0.5
-  # The policy itself, on what came without it.
+  # Applies the policy itself to the images without it.
   policy = randaugment.randaugment(layers=3)
   draws = [rng.make_python_generator(0, "example", e, r) for e in range(2) for r in range(20)]
   by_number = {int(draw.random() * 2**32): draw for draw in draws}
   for one, other in zip(plain, found, strict=True):
     for image, changed, draw in zip(one["image"], other["image"], one["draw"], strict=True):
       numbers = by_number[int(draw)]
-      numbers.random()  # whether it is mirrored
+      numbers.random()  # decides the flip
       crops.inception(16)(np.zeros((20, 20, 3), np.uint8), numbers)
       np.testing.assert_array_equal(changed, policy(image, numbers))
 
@@ -122,7 +125,7 @@ def test_lists_of_labels_are_padded_rows():
   evaluated = list(evaluation(made, 16, range(16)))
   np.testing.assert_array_equal(evaluated[1]["label"][3], [2, 1, 0])  # record 19
   np.testing.assert_array_equal(evaluated[2]["label"][8:], -1)  # past the end
-  # A list where there is one label for each is that label.
+  # A list with one label per record is that label.
   one = source(40, label=lambda i: (i % 3,))
   same(train(source(40), 20, 2), train(one, 20, 2))
 
@@ -145,14 +148,14 @@ def test_labels_that_do_not_fit_are_an_error_and_not_a_bad_image(labels, label, 
 # Bad images.
 
 
-def test_a_bad_image_is_an_error_that_names_it():
+def test_bad_image_is_an_error_that_names_it():
   with pytest.raises(images.ImageError, match=r"made, record 13: not a complete image.*data.on_error=skip"):
     train(source(40, bad=[13]), 20, 2)
   with pytest.raises(images.ImageError, match="made, record 13"):
     list(evaluation(source(40, bad=[13]), 20, range(20)))
 
 
-def test_a_bad_file_of_a_folder_is_named(tmp_path):
+def test_bad_file_of_a_folder_is_named(tmp_path):
   for i in range(10):
     (tmp_path / "train/a").mkdir(parents=True, exist_ok=True)
     (tmp_path / f"train/a/{i}.png").write_bytes(file(i))
@@ -169,7 +172,7 @@ def test_a_bad_file_of_a_folder_is_named(tmp_path):
 
 
 @pytest.mark.heavy
-def test_a_skipped_image_is_replaced_by_one_drawn_from_seed_epoch_and_record():
+def test_replacement_of_a_skipped_image_depends_on_seed_epoch_and_record():
   count, bad = 3000, [7, 1234]
   args = {"on_error": "skip"}
   batches = training(source(count, bad), 500, range(500), **args)
@@ -183,7 +186,7 @@ def test_a_skipped_image_is_replaced_by_one_drawn_from_seed_epoch_and_record():
   replaced = seen[np.isin(good, bad)]
   assert len(replaced) == 4 and len(set(replaced)) > 2
   np.testing.assert_array_equal(np.concatenate([b["label"] for b in taken]), seen % 3)
-  # The same on a restart and for other rows, whatever this process has met so far.
+  # The same images after a restart and for other rows. They do not depend on the bad images seen so far.
   step = int(np.flatnonzero(np.isin(good, bad))[-1]) // 500
   same([taken[step]], train(source(count, bad), 500, 1, start=step, **args))
   same(
@@ -208,7 +211,7 @@ def test_more_bad_images_than_five_and_a_thousandth_stop_the_run(count, bad, sto
     train(made, count, 2, on_error="skip")
 
 
-def test_a_label_outside_of_the_classes_is_an_error_and_not_a_bad_image():
+def test_label_without_a_class_is_an_error_and_not_a_bad_image():
   made = sources.Source("made", "test", ("a",), 5000, lambda i: (file(i), -1), lambda i: f"made, record {i}")
   with pytest.raises(images.ImageError, match="label -1 is not one of 1 class"):
     train(made, 1, 1, on_error="skip")
@@ -219,7 +222,7 @@ def test_a_label_outside_of_the_classes_is_an_error_and_not_a_bad_image():
 
 @pytest.mark.parametrize(("count", "batch"), [(40, 16), (32, 16), (5, 16), (1, 1), (101, 100)])
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_evaluation_sees_each_record_once_in_order(count, batch, hosts):
+def test_evaluation_reads_each_record_once_in_order(count, batch, hosts):
   if batch % hosts:
     return
   seen, lengths = collections.Counter(), set()
@@ -237,7 +240,7 @@ def test_evaluation_sees_each_record_once_in_order(count, batch, hosts):
   assert lengths == {-(-count // batch)}
 
 
-def test_a_skipped_test_image_is_masked_and_counted():
+def test_skipped_test_image_is_masked_and_counted():
   batches = evaluation(source(1500, bad=[17]), 100, range(100), on_error="skip")
   taken = list(batches)
   mask = np.concatenate([b["valid"] for b in taken])
@@ -248,7 +251,7 @@ def test_a_skipped_test_image_is_masked_and_counted():
 # Resources.
 
 
-def test_large_images_are_not_kept_and_small_ones_are_decoded_once(monkeypatch):
+def test_images_are_cached_only_within_the_memory_limit(monkeypatch):
   for room, reads in ((2**28, 30), (0, 90)):
     monkeypatch.setattr(images, "KEEP", room)
     made, count = source(30), collections.Counter()
@@ -259,7 +262,7 @@ def test_large_images_are_not_kept_and_small_ones_are_decoded_once(monkeypatch):
     assert count.total() <= 30 if reads == 30 else count.total() >= 90
 
 
-def test_crops_that_draw_are_refused_for_evaluation():
+def test_random_crops_are_refused_for_evaluation():
   with pytest.raises(schema.ConfigError, match=r"unknown name 'inception'") as caught:
     stream.eval_examples(source(3), test_crop=schema.Choice("inception"))
   assert caught.value.place == "test_crop.name"

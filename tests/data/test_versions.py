@@ -1,4 +1,7 @@
-"""Versions of sources: they change with the content of a file, even if its size and time of modification do not."""
+"""Tests of versions of sources.
+
+A version changes with the content of a file, even if its size and modification time are equal.
+"""
 
 import os
 import pathlib
@@ -13,7 +16,7 @@ from vit_jax.data.readers import locations
 from vit_jax.schema import Choice
 from vit_jax.storage import buckets, paths
 
-IMAGES = [encode(picture(8, 8, seed=i), "BMP") for i in range(6)]  # of one size
+IMAGES = [encode(picture(8, 8, seed=i), "BMP") for i in range(6)]  # all files have the same size
 
 
 def folder(root):
@@ -43,7 +46,7 @@ def stored(form):
 
 
 def manifest(root):
-  """The manifest, and not an image that it names."""
+  """Returns a choice, and its manifest instead of one of its images."""
   choice, _ = stored("paths")(root)
   return choice, root / "all.jsonl"
 
@@ -62,7 +65,7 @@ def opened(choice):
 
 
 def changed(file: pathlib.Path):
-  """Turns one bit of a file and gives it the time of modification that it had."""
+  """Flips one bit of a file and restores its modification time."""
   status, data = file.stat(), bytearray(file.read_bytes())
   at = data.find(b'"a"') + 1 if file.suffix == ".jsonl" else len(data) // 2
   data[at] ^= 1
@@ -72,20 +75,20 @@ def changed(file: pathlib.Path):
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_g7_a_file_with_other_content_of_equal_size_and_time_is_another_version(kind, tmp_path):
+def test_other_content_of_equal_size_and_time_is_another_version(kind, tmp_path):
   choice, file = SOURCES[kind](tmp_path)
   source = opened(choice)
   before, known = versions.digest_versions(source), source.fingerprint()
   assert versions.digest_versions(opened(choice)) == before
   changed(file)
-  assert source.fingerprint() == known  # so that a run goes on with copies of its data
+  assert source.fingerprint() == known  # so that a run can continue with copies of its data
   assert (
     versions.digest_versions(source) != before
     and versions.digest_versions(sources.select_subset(source, [0, 1])) != before
   )
 
 
-def test_g7_a_renamed_folder_keeps_its_version_and_a_copy_does_not(tmp_path):
+def test_renamed_folder_keeps_its_version_and_a_copy_does_not(tmp_path):
   choice, _ = folder(tmp_path / "a")
   before = versions.digest_versions(opened(choice))
   (tmp_path / "a").rename(tmp_path / "b")
@@ -102,8 +105,8 @@ IN_BUCKETS = {"folder": folder, "segmentation": segmentation} | {
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", [*IN_BUCKETS, "a manifest of a disk"])
-def test_g7_an_object_that_is_written_again_is_another_version(kind, tmp_path, bucket):
-  """Objects of the same names; a manifest is in the bucket with its images, or on the disk."""
+def test_object_that_is_written_again_is_another_version(kind, tmp_path, bucket):
+  """Covers objects of equal names. A manifest is in the bucket with its images, or on the disk."""
   choice, file = IN_BUCKETS["paths" if kind == "a manifest of a disk" else kind](tmp_path / "a")
   for each in sorted((tmp_path / "a").rglob("*")):
     if each.is_file():
@@ -127,8 +130,8 @@ def test_g7_an_object_that_is_written_again_is_another_version(kind, tmp_path, b
 
 
 @pytest.mark.heavy
-def test_g7_versions_of_listed_and_of_single_objects_are_equal(bucket, bucket_server):
-  names = [f"{bucket}/{'ab'[i > 40]}/{i}.png" for i in range(45)]  # 41 of a folder and 4 of another
+def test_versions_of_listed_and_of_single_objects_are_equal(bucket, bucket_server):
+  names = [f"{bucket}/{'ab'[i > 40]}/{i}.png" for i in range(45)]  # 41 objects of one folder and 4 of another
   for name in names:
     paths.resolve_path(name).write_bytes(name.encode())
   asked = bucket_server.counts["GET"]
@@ -141,16 +144,16 @@ def test_g7_versions_of_listed_and_of_single_objects_are_equal(bucket, bucket_se
 
 @pytest.fixture
 def disk(tmp_path):
-  """Names of 100 files."""
+  """Returns the names of 100 files."""
   names = [str(tmp_path / f"{i:03}") for i in range(100)]
   for name in names:
     pathlib.Path(name).write_text("x")
-  time.sleep(0.05)  # the kernel counts times of files in steps of up to 10 ms
+  time.sleep(0.05)  # the kernel records file times in steps of up to 10 ms
   return names
 
 
 @pytest.mark.parametrize("numbers", [[0], [1], [99], [50, 1], range(1, 100)], ids=str)
-def test_g_some_files_of_a_disk_that_changed_are_noticed_and_the_last_is_named(disk, numbers):
+def test_some_changed_files_of_a_disk_are_detected_and_the_last_is_named(disk, numbers):
   before = versions.record_changes(disk)
   assert [(each["files"], len(each["some"])) for each in before] == [(100, versions.SOME)]
   assert versions.find_replaced(before, versions.record_changes(disk)) == []
@@ -160,15 +163,15 @@ def test_g_some_files_of_a_disk_that_changed_are_noticed_and_the_last_is_named(d
   assert versions.find_replaced(before, versions.record_changes(disk)) == [disk[last]]
 
 
-def test_g_files_of_a_disk_that_changed_all_are_a_copy(disk):
+def test_disk_with_only_changed_files_is_a_copy(disk):
   before = versions.record_changes(disk)
   for name in disk:
     pathlib.Path(name).chmod(0o600)
   assert versions.find_replaced(before, versions.record_changes(disk)) == []
 
 
-def test_g_each_disk_is_compared_by_itself(disk, monkeypatch):
-  """Half of the files are on a second disk, which gets another number and new copies, or one new copy."""
+def test_each_disk_is_compared_separately(disk, monkeypatch):
+  """Puts half of the files on a second disk, which gets another number and new copies, or one new copy."""
   numbers = {name: 7 + (i % 2) for i, name in enumerate(disk)}
   times = dict.fromkeys(disk, 1)
   monkeypatch.setattr(local_files, "read_change_times", lambda files: [(numbers[name], times[name]) for name in files])
@@ -179,9 +182,9 @@ def test_g_each_disk_is_compared_by_itself(disk, monkeypatch):
   assert versions.find_replaced(before, versions.record_changes(disk)) == []
   times |= dict.fromkeys(disk[1::2], 1) | {disk[5]: 2}
   assert versions.find_replaced(before, versions.record_changes(disk)) == [disk[5]]
-  numbers |= dict.fromkeys(disk, 7)  # all on one disk
+  numbers |= dict.fromkeys(disk, 7)  # all files are on one disk
   assert versions.find_replaced(before, versions.record_changes(disk)) == []
 
 
-def test_g_a_file_that_does_not_exist_and_no_files_are_no_disk(tmp_path):
+def test_missing_files_and_no_files_give_no_disk(tmp_path):
   assert versions.record_changes([]) == versions.record_changes([str(tmp_path / "x")]) == []

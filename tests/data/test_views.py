@@ -1,4 +1,7 @@
-"""Views of an image: they follow from (seed, epoch, record), come from one decoded image, and may share their boxes."""
+"""Tests of views of an image.
+
+Views depend on (seed, epoch, record), come from one decoded image, and may share their boxes.
+"""
 
 import dataclasses
 
@@ -33,7 +36,7 @@ def assert_equal(found, expected):
     np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-def test_an_example_has_exactly_the_fields_of_the_task():
+def test_example_has_exactly_the_fields_of_the_task():
   views = {"global": ((2, 8, 8, 3), np.uint8), "local": ((3, 4, 4, 3), np.uint8)}
   assert examples().shapes == views
   assert examples(dataclasses.replace(FIELDS, label=True)).shapes == views | {"label": ((), np.int32)}
@@ -42,8 +45,8 @@ def test_an_example_has_exactly_the_fields_of_the_task():
   assert [*stream.train_examples(streams.source(4), 0, Fields(label=False), image_size=4).shapes] == ["image", "draw"]
 
 
-def test_a_view_is_the_crop_and_the_policy_with_generators_of_its_own():
-  """The same views from the functions that crop and change a single image."""
+def test_view_is_the_crop_and_the_policy_with_its_own_generators():
+  """Computes the views with the functions that crop and change a single image."""
   made, batch = examples(), take(examples(), steps=1)[0]
   for row in range(4):
     record, visit = made.record(row), made.order.visit(row)
@@ -74,7 +77,7 @@ def test_views_of_an_image_differ_from_each_other_and_between_epochs():
 
 
 @pytest.mark.parametrize("patch", [None, 2])
-def test_rows_of_two_processes_and_a_later_start_have_the_same_views(patch):
+def test_views_do_not_depend_on_processes_or_the_start(patch):
   made = examples(dataclasses.replace(FIELDS, patch=patch))
   whole = take(made, threads=1)
   halves = [take(made, rows=rows, threads=4) for rows in ((0, 1), (2, 3))]
@@ -87,7 +90,7 @@ def test_views_depend_on_the_seed():
   assert (take(examples(seed=1), 1)[0]["global"] != take(examples(), 1)[0]["global"]).any()
 
 
-def test_views_with_the_boxes_of_others_show_the_same_part_of_the_image():
+def test_views_with_shared_boxes_show_the_same_region():
   """One channel encodes the column of a pixel, another its row. Both views must be mirrored in the same way."""
   gram = Views("gram", 16, CROP, (PLAIN, PLAIN), boxes_of="global")
   plain = dataclasses.replace(GLOBAL, policies=(PLAIN, PLAIN))
@@ -100,22 +103,22 @@ def test_views_with_the_boxes_of_others_show_the_same_part_of_the_image():
   assert np.abs(halved - batch["global"]).max() > 30
 
 
-def test_an_image_is_decoded_once_for_all_views(monkeypatch):
+def test_image_is_decoded_once_for_all_views(monkeypatch):
   decoded = []
   original = decoding.decode
   monkeypatch.setattr(decoding, "decode", lambda *given: (decoded.append(1), original(*given))[1])
   take(examples(count=40), steps=1, threads=1, prefetch=1)
-  assert 4 <= len(decoded) <= 12  # at most one for each image of the batches that were made in advance
+  assert 4 <= len(decoded) <= 12  # at most one for each image of the batches that were built in advance
 
 
-def test_a_bad_image_is_replaced_in_all_views():
+def test_bad_image_is_replaced_in_all_views():
   made = examples(count=6, bad=(1, 4))
   batches = take(made, steps=3, on_error="skip", max_bad=0.5)
   numbers = np.concatenate([batch["global"][:, 0, 0, 0, 0] for batch in batches])
   assert not {1, 4} & set(numbers.tolist())
 
 
-def test_the_policy_dino_changes_with_the_given_probabilities():
+def test_dino_policy_applies_each_operation_with_its_probability():
   image = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
 
   def count(**probabilities):

@@ -1,4 +1,7 @@
-"""WebP animations: the first frame counts, transparent or not, and the rest of the canvas is black."""
+"""Tests of WebP animations.
+
+The first frame is decoded without its transparency. The rest of the canvas is black.
+"""
 
 import struct
 
@@ -19,7 +22,7 @@ def three(number):
 
 
 def animation(width, height, frames, background=bytes(4), transparent=False):
-  """A WebP with a canvas of this size; frames are (pixels, top, left, flags)."""
+  """Returns a WebP with a canvas of this size. Frames are (pixels, top, left, flags)."""
   body = block(b"VP8X", bytes([2 | 16 * transparent, 0, 0, 0]) + three(width - 1) + three(height - 1))
   body += block(b"ANIM", background + struct.pack("<H", 0))
   for pixels, top, left, flags in frames:
@@ -31,7 +34,7 @@ def animation(width, height, frames, background=bytes(4), transparent=False):
 @pytest.mark.parametrize("flags", [0, 2], ids=["blended", "replaced"])
 @pytest.mark.parametrize("background", [bytes(4), bytes([10, 20, 30, 255])], ids=["black", "coloured"])
 @pytest.mark.parametrize("channels", [3, 4])
-def test_b4_the_first_frame_counts_and_its_transparency_does_not(channels, background, flags):
+def test_first_frame_is_decoded_without_its_transparency(channels, background, flags):
   pixels, other = DRAW.integers(0, 256, (2, 20, 30, channels), dtype=np.uint8)
   whole = animation(30, 20, [(pixels, 0, 0, flags), (other, 0, 0, 0)], background, channels == 4)
   np.testing.assert_array_equal(decoded(whole), pixels[..., :3])

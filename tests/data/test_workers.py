@@ -1,4 +1,4 @@
-"""Worker processes: the stream of the threads, errors that name what died, and none of them left behind."""
+"""Tests of worker processes: their stream matches threads, errors name the failed process, and all processes end."""
 
 import functools
 import logging
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.heavy
 
 
 def batches(count, workers, size=80, rows=None, start=0, bad=(), **options):
-  """Batches of `size` by so many workers; by threads for 0."""
+  """Returns batches of `size` from `workers` worker processes, or from threads for 0."""
   made = loader.processes(functools.partial(opened, count, bad), count, workers=workers)
   return loader.batches(opened(count, bad), size, range(size) if rows is None else rows, start, made, **options)
 
 
 def pids(made):
-  """Of its workers."""
+  """Returns the process ids of the workers."""
   return [process.pid for process in made._pool._processes]
 
 
 def ended(pid, seconds=20):
-  """Whether a process that nobody waits for is gone within so many seconds."""
+  """Returns whether a process that has no waiting parent ends within `seconds`."""
   deadline = time.monotonic() + seconds
   while time.monotonic() < deadline:
     try:
@@ -47,14 +47,14 @@ def ended(pid, seconds=20):
 
 
 @pytest.mark.parametrize(("workers", "threads", "rows"), [(1, 1, range(80)), (3, 4, range(5, 75))])
-def test_workers_make_the_stream_of_the_threads(workers, threads, rows):
+def test_workers_build_the_stream_of_the_threads(workers, threads, rows):
   made = batches(50, workers, rows=rows, start=3, threads=threads)
   found = take(made, 6)
   same(found, take(batches(50, 0, rows=rows, start=3), 6))
   assert all(process.returncode is not None for process in made._pool._processes)
 
 
-def test_a_worker_that_is_killed_is_an_error_that_names_it():
+def test_killed_worker_is_an_error_that_names_it():
   made = batches(50, 2, threads=2)
   next(made)
   os.kill(pids(made)[1], signal.SIGKILL)
@@ -65,7 +65,7 @@ def test_a_worker_that_is_killed_is_an_error_that_names_it():
 
 
 @pytest.mark.long
-def test_what_asks_all_processes_to_stop_ends_no_worker():
+def test_signals_that_stop_the_whole_run_end_no_worker():
   made = batches(50, 1)
   next(made)
   for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -87,7 +87,7 @@ def gone():
 
 
 @pytest.mark.long
-def test_a_worker_that_cannot_open_the_data_is_an_error(capfd):
+def test_worker_that_cannot_open_the_data_is_an_error(capfd):
   made = loader.batches(opened(50), 8, range(8), 0, loader.processes(fails, 50, workers=1))
   with pytest.raises(WorkerError, match="ended with exit code 1"):
     next(made)
@@ -96,7 +96,7 @@ def test_a_worker_that_cannot_open_the_data_is_an_error(capfd):
 
 
 @pytest.mark.long
-def test_data_that_are_gone_when_a_worker_opens_them_are_an_error_as_the_trainer_s():
+def test_data_missing_in_a_worker_are_the_same_error_as_in_the_trainer():
   made = loader.batches(opened(50), 8, range(8), 0, loader.processes(gone, 50, workers=2), threads=2)
   with pytest.raises(ImageError, match=r"config.data.path: gs://data cannot be reached"):
     next(made)
@@ -131,17 +131,17 @@ def test_data_that_change_before_a_worker_opens_them_are_an_error(tmp_path):
 
 
 @pytest.mark.long
-def test_what_a_worker_warns_of_is_seen_once_and_says_who(capfd):
+def test_warning_of_a_worker_is_printed_once_with_its_process(capfd):
   made = batches(50, 2, bad=[13], on_error="skip", threads=4)
   take(made, 6)
-  assert "skipped" not in capfd.readouterr().err  # pytest has the trainer's own
+  assert "skipped" not in capfd.readouterr().err  # pytest captures the warnings of the trainer
   made = loader.batches(opened(50), 8, range(8), 0, loader.processes(warns, 50, workers=1))
   take(made, 1)
   assert f"WARNING: input process {pids(made)[0]}: slow bucket" in capfd.readouterr().err
 
 
 @pytest.mark.long
-def test_a_bad_image_of_a_worker_is_named_and_skipped_as_a_threads():
+def test_bad_image_in_a_worker_is_named_and_skipped_as_in_threads():
   made = batches(50, 2, bad=[13])
   with pytest.raises(ImageError, match=r"made, record 13: not a complete image.*data.on_error=skip"):
     take(made, 2)
@@ -174,7 +174,7 @@ print(*pids(made), flush=True)
 @pytest.mark.parametrize(
   "end", ["time.sleep(600)", "1 / 0", "import os; os._exit(43)", "import os; os.kill(pids(made)[0], 19); os._exit(43)"]
 )
-def test_no_worker_is_left_however_the_trainer_ends(end):
+def test_no_worker_survives_any_end_of_the_trainer(end):
   words = [sys.executable, "-c", ENDLESS.format(end=end)]
   process = subprocess.Popen(words, cwd=runs.ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
   left = list(map(int, process.stdout.readline().split()))

@@ -1,4 +1,4 @@
-"""The catalog of datasets: rows, the keys of each, and that every mistake in them shows before anything is trained."""
+"""Tests of the catalog of datasets: rows, the keys of each dataset, and mistakes that are reported before training."""
 
 import inspect
 import re
@@ -11,13 +11,13 @@ from vit_jax.data.readers import folder, manifest, parquet, segmentation, tars, 
 from vit_jax.data.views import Fields
 from vit_jax.schema.errors import AbsentError
 
-OF_OTHERS = ("mixture", "pseudo_labelled")  # made of other datasets
+OF_OTHERS = ("mixture", "pseudo_labelled")  # built from other datasets
 KNOWN = [name for name, row in catalog.CATALOG.items() if row.splits]
-OWN = ("imagenet21k", "imagenet21k_p", "jft300m", "jft3b")  # TFDS makes none of these
+OWN = ("imagenet21k", "imagenet21k_p", "jft300m", "jft3b")  # TFDS prepares none of these
 
 
 def bound(name, table=catalog.DATA, **args):
-  """The data choice of a run, with every argument checked and filled in."""
+  """Returns the data choice of a run, with every argument checked and filled in."""
   with schema.enter_key("config.data"):
     return schema.bind(schema.Choice(name, args), schema.lookup(table, name), table)
 
@@ -28,7 +28,7 @@ def known(choice, split):
 
 
 def used(choice):
-  """All that a run makes of its data before it trains; no image is read."""
+  """Does everything that a run does with its data before it trains. No image is read."""
   source = known(choice, "train")
   with schema.enter_key("config.data"):
     choice.train_examples(source, 0, Fields(), 1)
@@ -37,7 +37,7 @@ def used(choice):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_row_states_everything_that_a_plan_needs(name):
+def test_row_contains_everything_that_a_plan_needs(name):
   row = catalog.CATALOG[name]
   assert row.reader is (tfds.own_copy if name in OWN else tfds.catalogued)
   assert row.builder is None if name in OWN else re.fullmatch(r"\w+(/[\w.-]+)?:\d+\.\d+\.\d+", row.builder)
@@ -61,13 +61,13 @@ def test_a_row_states_everything_that_a_plan_needs(name):
     ("jft3b", 3e9, 29_593, 3e9 - 50_000, 50_000),
   ],
 )
-def test_what_is_published_of_a_set_is_known_without_its_data(tmp_path, name, images, classes, train, test):
+def test_published_figures_are_known_without_the_data(tmp_path, name, images, classes, train, test):
   data = bound(name, path=str(tmp_path))
   splits = {split: known(data, split) for split in ("all", "train", "test")}
   assert [len(source) for source in splits.values()] == [images, train, test]
   assert all(len(source.classes) == classes for source in splits.values())
   assert splits["train"].labels == (8 if name.startswith("jft") else 1)
-  # Both say the same when images are wanted after all.
+  # Both calls raise the same error when images are needed.
   for attempt in (lambda: splits["train"].read(0), lambda: catalog.open_split(data, "train")):
     with pytest.raises(AbsentError) as caught, schema.enter_key("config.data"):
       attempt()
@@ -77,14 +77,14 @@ def test_what_is_published_of_a_set_is_known_without_its_data(tmp_path, name, im
 
 
 @pytest.mark.parametrize("args", [{"name": "tfds", "builder": "mnist:3.0.1"}, {"name": "folder", "path": "/nowhere"}])
-def test_of_data_that_no_row_describes_nothing_is_known(args, tmp_path):
+def test_data_without_a_catalog_row_have_no_known_split(args, tmp_path):
   data = bound(**{"path": str(tmp_path)} | args)
   with pytest.raises(schema.ConfigError, match=r"config\.data"):
     known(data, "train")
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_binding_fills_in_every_default_of_nested_choices_too(name):
+def test_binding_fills_in_the_defaults_of_nested_choices(name):
   data = bound(name)
   assert data.args["image_size"] == 224
   row = catalog.CATALOG[name]
@@ -97,7 +97,7 @@ def test_binding_fills_in_every_default_of_nested_choices_too(name):
 
 
 @pytest.mark.parametrize("name", [name for name in catalog.CATALOG if name not in OF_OTHERS])
-def test_the_keys_of_a_dataset_are_those_that_its_reader_reads(name):
+def test_keys_of_a_dataset_match_its_reader(name):
   own = {
     tfds.catalogued: set(),
     tfds.own_copy: {"labels"},
@@ -132,19 +132,19 @@ def test_the_keys_of_a_dataset_are_those_that_its_reader_reads(name):
     ("jft300m", ("no public builder", "'train[:50000]'")),
   ],
 )
-def test_what_is_known_of_a_set_is_one_line(name, words):
-  said = catalog.describe_dataset(name)
-  assert all(word in said for word in words) and "\n" not in said
+def test_description_of_a_dataset_is_one_line(name, words):
+  line = catalog.describe_dataset(name)
+  assert all(word in line for word in words) and "\n" not in line
 
 
-def test_nothing_is_known_of_what_the_data_alone_say():
+def test_datasets_without_a_catalog_row_have_no_description():
   assert catalog.describe_dataset("folder") == catalog.describe_dataset("mnist:3.0.1") == ""
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_nothing_is_trained_on_that_is_tested(name):
+def test_train_and_test_records_do_not_overlap(name):
   row = catalog.CATALOG[name]
-  if row.train == row.test:  # a test set, of which nothing else is there
+  if row.train == row.test:  # a dataset that has only a test set
     assert name.startswith("imagenet") and "train" not in row.splits
     return
   train, test = (dict(sources.select_parts(spec, row.splits)) for spec in (row.train, row.test))
@@ -159,7 +159,7 @@ def test_imagenet_is_tested_on_its_validation_split():
   known(bound("imagenet2012", train="train[:99%]", test="train[99%:]"), "train")
 
 
-def test_val_is_what_the_config_says_or_a_split_of_that_name(tmp_path):
+def test_val_is_the_configured_split_or_the_split_named_val(tmp_path):
   def val(name, **args):
     return known(bound(name, path=str(tmp_path), **args), "val")
 
@@ -205,7 +205,7 @@ def test_val_is_what_the_config_says_or_a_split_of_that_name(tmp_path):
     ("tfds", {}, "builder", "such as 'cifar10:3.0.2'"),
   ],
 )
-def test_a_mistake_names_place_value_and_what_is_allowed(name, args, key, message):
+def test_error_names_the_key_the_value_and_the_allowed_values(name, args, key, message):
   with pytest.raises(schema.ConfigError) as caught:
     used(bound(name, **args))
   assert caught.value.place == f"config.data.{key}"
@@ -228,13 +228,13 @@ def test_every_argument_of_every_table_has_a_default(table):
 
 
 @pytest.mark.parametrize("name", catalog.DATA)
-def test_exif_counts_by_default_in_files_of_cameras_alone(name):
+def test_exif_is_applied_by_default_only_to_user_files(name):
   labelled = {"labelled": {"name": "digits"}} if name == "pseudo_labelled" else {}
   needed = labelled | ({"classes": 8} if name == "segmentation" else {})
   data = {"parts": ({"name": "digits"},)} if name == "mixture" else {"path": "x"} | needed
   for table in (catalog.DATA, catalog.EVAL_DATA):
     try:
       args = bound(name, table, **data).args
-    except schema.ConfigError:  # it takes no path
+    except schema.ConfigError:  # it does not have a key `path`
       args = bound(name, table).args
     assert args["exif"] == (name in ("folder", "manifest"))

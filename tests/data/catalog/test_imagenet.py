@@ -1,4 +1,4 @@
-"""ImageNet and its test sets: sizes, and the classes of A and R, as published."""
+"""Tests of ImageNet and its test sets: published sizes, and the classes of ImageNet-A and ImageNet-R."""
 
 import pytest
 
@@ -19,19 +19,19 @@ IMAGES = {
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_test_set_has_its_images_and_imagenets_classes(name):
+def test_imagenet_test_sets_have_their_published_sizes(name):
   row = catalog.CATALOG[name]
   assert (row.splits[row.test], row.classes, row.train) == (IMAGES[name], 1000, row.test)
   assert (row.labels > 1) == (name in ("imagenet2012_real", "imagenet2012_multilabel"))
 
 
 @pytest.mark.parametrize("classes", [imagenet.A, imagenet.R])
-def test_a_subset_is_two_hundred_classes_in_order(classes):
+def test_subset_has_200_sorted_classes(classes):
   assert len(classes) == 200
   assert list(classes) == sorted(set(classes))
   assert classes[0] >= 0 and classes[-1] < 1000
 
 
-def test_the_subsets_have_the_sums_of_the_lists_that_timm_publishes():
+def test_sums_of_subsets_match_the_lists_of_timm():
   assert (sum(imagenet.A), sum(imagenet.R), len({*imagenet.A} & {*imagenet.R})) == (102_178, 86_135, 86)
-  assert 0 not in {*imagenet.A, *imagenet.R}  # tench, which neither has
+  assert 0 not in {*imagenet.A, *imagenet.R}  # class 0 (tench) is in neither subset

@@ -1,4 +1,4 @@
-"""Licences of sets by the builders that the catalog has."""
+"""Tests of the licences of datasets, listed by builder."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from vit_jax.data import catalog
 from vit_jax.data.catalog import licences
 
 
-def test_all_are_of_sets_of_the_catalog():
+def test_every_licence_belongs_to_a_builder_of_the_catalog():
   names = {row.builder.partition(":")[0].partition("/")[0] for row in catalog.CATALOG.values() if row.builder}
   assert licences.LICENCES.keys() <= names
 
@@ -21,5 +21,5 @@ def test_all_are_of_sets_of_the_catalog():
     ("jft300m", "licence: see the terms of your copy"),
   ],
 )
-def test_a_line_about_a_set_names_its_licence(name, said):
+def test_description_of_a_dataset_contains_its_licence(name, said):
   assert said in catalog.describe_dataset(name)

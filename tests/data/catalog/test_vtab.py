@@ -1,4 +1,4 @@
-"""VTAB-1k: its tasks, their slices and classes, as the table of task_adaptation has them."""
+"""Tests of VTAB-1k against the table of task_adaptation: tasks, slices and classes."""
 
 import collections
 
@@ -7,7 +7,7 @@ import pytest
 from vit_jax.data import catalog, sources
 from vit_jax.data.catalog import vtab
 
-# Classes, images of test, and where val200 and test are.
+# Number of classes, number of test images, split of val200, split of test.
 PUBLISHED = {
   "caltech101": (102, 6084, "train[2754:2954]", "test"),
   "cifar100": (100, 10_000, "train[45000:45200]", "test"),
@@ -32,7 +32,7 @@ PUBLISHED = {
 
 
 def records(name, split):
-  """(split, number) of every record, in order."""
+  """Returns (split, number) of every record, in order."""
   row = catalog.CATALOG[name]
   splits = sources.Splits(row.train, None, row.test, row.slices)
   return [(part, i) for part, numbers in splits.select(split, row.splits) for i in numbers]
@@ -42,7 +42,7 @@ def written(name, spec):
   return [(part, i) for part, numbers in sources.select_parts(spec, catalog.CATALOG[name].splits) for i in numbers]
 
 
-def test_the_tasks_are_nineteen_in_three_groups():
+def test_nineteen_tasks_are_in_three_groups():
   assert list(vtab.TASKS) == list(PUBLISHED) == list(vtab.ROWS)
   assert collections.Counter(task.group for task in vtab.TASKS.values()) == {
     "natural": 7, "specialized": 4, "structured": 8
@@ -50,7 +50,7 @@ def test_the_tasks_are_nineteen_in_three_groups():
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_task_has_the_slices_of_vtab(name):
+def test_task_has_the_slices_of_vtab(name):
   classes, images, val, test = PUBLISHED[name]
   assert catalog.CATALOG[name].classes == classes
   train800, val200, tested = (records(name, split) for split in ("train800", "val200", "test"))
@@ -61,7 +61,7 @@ def test_a_task_has_the_slices_of_vtab(name):
   assert not set(train800) & set(val200) and not set(train800 + val200) & set(tested)
 
 
-def test_a_slice_is_a_split_string_by_itself_and_adds_to_others():
+def test_slice_can_be_used_as_a_split_and_added_to_other_splits():
   assert records("dtd", "train800 + val200") == records("dtd", "train1000")
   assert len(records("dtd", "val200+test")) == 2080
   with pytest.raises(sources.SplitError, match=r"no split 'train80'. Did you mean 'train800'"):
@@ -70,7 +70,7 @@ def test_a_slice_is_a_split_string_by_itself_and_adds_to_others():
     records("dtd", "val200[:9]")
 
 
-def test_what_changes_a_label_is_not_done_to_an_image():
+def test_augmentations_that_change_the_label_are_off():
   names = set(vtab.TASKS)
   assert {name for name in names if not catalog.CATALOG[name].flip} == {
     "dsprites_orientation", "smallnorb_azimuth", "dsprites_location"

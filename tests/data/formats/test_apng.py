@@ -1,4 +1,4 @@
-"""Animated PNGs: the image of the IDAT chunks counts, as in programs that know no animations."""
+"""Tests of animated PNGs: as in programs without animation support, the image of the IDAT chunks is decoded."""
 
 import io
 import struct
@@ -22,7 +22,7 @@ def samples(depth, colour):
 
 
 def shown(stored, depth, colour, palette):
-  """RGB by the definition."""
+  """Returns the RGB pixels that the PNG specification defines."""
   if colour == 3:
     return palette[stored[..., 0]]
   eight = stored >> 8 if depth == 16 else stored * 255 // ((1 << depth) - 1)
@@ -30,7 +30,10 @@ def shown(stored, depth, colour, palette):
 
 
 def animated(depth, colour, *, separate, blend=False):
-  """(file, pixels of its IDAT chunks): two frames, the first of which is the still image unless it is separate."""
+  """Returns a file with two frames, and the pixels of its IDAT chunks.
+
+  The first frame is the still image, unless it is `separate`.
+  """
   palette = DRAW.integers(0, 256, (256, 3))[: 1 << min(depth, 8)]
   still, *frames = (samples(depth, colour) for _ in range(3))
   before = chunk(b"acTL", struct.pack(">II", 2, 0))
@@ -49,7 +52,7 @@ def animated(depth, colour, *, separate, blend=False):
 @pytest.mark.parametrize("blend", [False, True])
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize(("depth", "colour"), FORMS)
-def test_b4_the_still_image_of_an_animation_is_decoded(depth, colour, separate, blend):
+def test_still_image_of_an_animated_png_is_decoded(depth, colour, separate, blend):
   data, expected = animated(depth, colour, separate=separate, blend=blend)
   np.testing.assert_array_equal(decoded(data), expected)
   image = Image.open(io.BytesIO(data))
@@ -57,12 +60,12 @@ def test_b4_the_still_image_of_an_animation_is_decoded(depth, colour, separate, 
     np.testing.assert_array_equal(np.asarray(image.convert("RGB")), expected)
 
 
-def test_an_animation_takes_no_more_memory_than_a_still_image():
+def test_animated_png_needs_no_more_memory_than_a_still_image():
   data, _ = animated(8, 6, separate=True)
   assert headers.read(data).memory == headers.read(png(samples(8, 6), 8, 6)).memory
 
 
-def test_an_animation_that_is_cut_is_refused():
+def test_truncated_animated_png_is_refused():
   data, _ = animated(8, 2, separate=True)
   for length in range(40, len(data) - 1, 37):
     with pytest.raises(DecodeError):

@@ -1,4 +1,4 @@
-"""BMP files of all headers, masks, palettes and run lengths against arithmetic; those that are refused."""
+"""Tests of BMP files of all headers, masks, palettes and run lengths, against arithmetic. Invalid files are refused."""
 
 import io
 
@@ -16,19 +16,19 @@ HEIGHT, WIDTH = 7, 13
 
 
 def words(values, bits):
-  """Rows of pixels of 16 or 32 bits."""
+  """Returns rows of pixels with 16 or 32 bits."""
   return [row.astype(f"<u{bits // 8}").tobytes() for row in values]
 
 
 def every(bits, height=HEIGHT, width=WIDTH):
-  """Random pixels [H, W], the first of which are all zeros and all ones."""
+  """Returns random pixels [H, W]. The first pixels are all zeros and all ones."""
   values = DRAW.integers(0, 1 << bits, (height, width), dtype=np.uint64)
   values[0, :2] = 0, (1 << bits) - 1
   return values
 
 
 def under(values, masks):
-  """RGB by the definition: each channel's bits one by one."""
+  """Computes RGB from the definition: the bits of each channel one by one."""
   channels = []
   for mask in masks[:3]:
     places = [place for place in range(32) if mask >> place & 1]
@@ -57,7 +57,7 @@ MASKS = {
 
 @pytest.mark.parametrize("header", [40, 52, 56, 108, 124])
 @pytest.mark.parametrize("name", MASKS)
-def test_b1_channels_under_masks_are_scaled_to_eight_bits(name, header):
+def test_channels_under_masks_are_scaled_to_eight_bits(name, header):
   bits, masks = MASKS[name]
   values = every(bits)
   compression = 6 if len(masks) == 4 and header == 40 else 3
@@ -67,7 +67,7 @@ def test_b1_channels_under_masks_are_scaled_to_eight_bits(name, header):
 
 
 @pytest.mark.parametrize("header", [40, 108])
-def test_b1_white_of_16_bits_without_masks_is_white(header):
+def test_white_of_16_bits_without_masks_is_white(header):
   values = every(16)
   image = decoded(bmp(words(values[::-1], 16), WIDTH, HEIGHT, 16, header=header))
   np.testing.assert_array_equal(image, under(values, MASKS["5-5-5"][1]))
@@ -76,7 +76,7 @@ def test_b1_white_of_16_bits_without_masks_is_white(header):
 
 @pytest.mark.parametrize("header", [12, 16, 40, 52, 56, 64, 108, 124])
 @pytest.mark.parametrize("bits", [24, 32])
-def test_whole_bytes_are_blue_green_red(bits, header):
+def test_whole_bytes_are_in_blue_green_red_order(bits, header):
   pixels = DRAW.integers(0, 256, (HEIGHT, WIDTH, bits // 8), dtype=np.uint8)
   data = bmp([row.tobytes() for row in pixels[::-1]], WIDTH, HEIGHT, bits, header=header)
   np.testing.assert_array_equal(decoded(data), pixels[..., 2::-1])
@@ -85,7 +85,7 @@ def test_whole_bytes_are_blue_green_red(bits, header):
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 31, 33])
 @pytest.mark.parametrize("header", [12, 16, 40, 64, 124])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_numbers_are_places_in_the_palette(bits, header, width):
+def test_pixel_values_index_the_palette(bits, header, width):
   palette = DRAW.integers(0, 256, (1 << bits, 3))
   numbers = DRAW.integers(0, 1 << bits, (HEIGHT, width))
   rows = [pack_bits(row[None], bits) for row in numbers[::-1]]
@@ -94,7 +94,7 @@ def test_numbers_are_places_in_the_palette(bits, header, width):
 
 
 @pytest.mark.parametrize("header", [12, 40])
-def test_a_number_outside_the_palette_is_black(header):
+def test_index_outside_the_palette_is_black(header):
   palette, numbers = DRAW.integers(1, 256, (5, 3)), DRAW.integers(0, 9, (HEIGHT, WIDTH))
   image = decoded(bmp([row.astype(np.uint8).tobytes() for row in numbers[::-1]], WIDTH, HEIGHT, 8, header=header,
                       palette=palette))  # fmt: skip
@@ -102,7 +102,7 @@ def test_a_number_outside_the_palette_is_black(header):
   assert not image[numbers >= 5].any()
 
 
-def test_the_top_row_is_first_if_the_height_is_negative():
+def test_negative_height_stores_the_top_row_first():
   pixels = DRAW.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
   data = bmp([row.tobytes() for row in pixels], WIDTH, -HEIGHT, 24)
   np.testing.assert_array_equal(decoded(data), pixels[..., ::-1])
@@ -112,7 +112,7 @@ def test_the_top_row_is_first_if_the_height_is_negative():
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
-def test_files_that_pillow_writes_have_its_pixels(mode):
+def test_files_written_by_pillow_have_its_pixels(mode):
   image = Image.fromarray(DRAW.integers(0, 256, (30, 41, 3), dtype=np.uint8)).convert(mode)
   file = io.BytesIO()
   image.save(file, "BMP")
@@ -129,14 +129,14 @@ def runs(codes, bits, width, height):
   return bmp(bytes(codes), width, height, bits, compression=1 if bits == 8 else 2, palette=PALETTE)
 
 
-def test_run_lengths_of_eight_bits_have_runs_copies_skips_and_ends():
-  # From the bottom row: a run of 3 and a copy of 3, a row that is skipped, two pixels that are skipped, a run of 1.
+def test_8_bit_run_lengths_support_runs_copies_skips_and_ends():
+  # From the bottom row: a run of 3 and a copy of 3, a skipped row, two skipped pixels, a run of 1.
   codes = [3, 5, 0, 3, 1, 2, 3, 0, 0, 0, 0, 2, 2, 1, 1, 7, 0, 1]
   numbers = np.array([[0, 0, 7, 0, 0, 0], [0] * 6, [5, 5, 5, 1, 2, 3]])
   np.testing.assert_array_equal(decoded(runs(codes, 8, 6, 3)), PALETTE[numbers])
 
 
-def test_run_lengths_of_four_bits_take_turns():
+def test_4_bit_run_lengths_alternate_two_colours():
   codes = [5, 0xA3, 0, 0, 0, 5, 0x12, 0x34, 0x50, 0, 0, 1]
   numbers = np.array([[1, 2, 3, 4, 5], [10, 3, 10, 3, 10]])
   np.testing.assert_array_equal(decoded(runs(codes, 4, 5, 2)), PALETTE[numbers])
@@ -152,12 +152,12 @@ def test_run_lengths_of_four_bits_take_turns():
     ([0, 2, 255, 0, 1, 1, 0, 1], "goes beyond its row"),
   ],
 )
-def test_run_lengths_that_are_damaged_are_refused(codes, reason):
+def test_damaged_run_lengths_are_refused(codes, reason):
   with pytest.raises(DecodeError, match=reason):
     decoded(runs(codes, 8, 6, 3))
 
 
-# What is refused.
+# Files that are refused.
 
 
 ROWS = [bytes(4 * WIDTH)] * HEIGHT
@@ -187,12 +187,12 @@ ROWS = [bytes(4 * WIDTH)] * HEIGHT
   ],
   ids=range(18),
 )
-def test_what_is_not_defined_or_not_read_is_refused_with_its_reason(data, reason):
+def test_undefined_or_unsupported_files_are_refused_with_the_reason(data, reason):
   with pytest.raises(DecodeError, match=reason):
     headers.read(data)
 
 
-def test_the_last_row_may_lack_the_bytes_that_fill_it_up():
+def test_last_row_may_lack_its_padding():
   pixels = DRAW.integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
   data = bmp([row.tobytes() for row in pixels[::-1]], WIDTH, HEIGHT, 24)
   np.testing.assert_array_equal(decoded(data[:-1]), pixels[..., ::-1])
@@ -200,7 +200,7 @@ def test_the_last_row_may_lack_the_bytes_that_fill_it_up():
     decoded(data[:-2])
 
 
-def test_bytes_that_were_changed_at_random_are_refused_or_decoded():
+def test_files_with_random_changes_are_refused_or_decoded():
   files = [
     bmp(words(every(32), 32), WIDTH, HEIGHT, 32, compression=3, masks=MASKS["10-10-10"][1][:3]),
     bmp(words(every(16), 16), WIDTH, HEIGHT, 16, header=124, compression=3, masks=MASKS["5-6-5"][1]),

@@ -1,4 +1,7 @@
-"""GIF files by their specification: palettes, interlacing, transparency, frames that do not fill the screen."""
+"""Tests of GIF files against the specification.
+
+They cover palettes, interlacing, transparency, and frames that are smaller than the screen.
+"""
 
 import io
 
@@ -38,20 +41,20 @@ FULL = {
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_b4_a_frame_that_fills_the_screen_has_the_colours_of_its_numbers(name):
+def test_frame_that_fills_the_screen_has_the_colours_of_its_palette(name):
   np.testing.assert_array_equal(decoded(FULL[name]), PIXELS)
   np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(FULL[name])).convert("RGB")), PIXELS)
 
 
 @pytest.mark.parametrize("background", [16, 99, 255])
-def test_b3_a_background_outside_the_palette_is_read(background):
+def test_background_outside_the_palette_is_accepted(background):
   data = whole(gif_frame(NUMBERS), palette=PALETTE, background=background)
   np.testing.assert_array_equal(decoded(data), PIXELS)
 
 
 @pytest.mark.parametrize("transparent", [None, 3])
 @pytest.mark.parametrize(("background", "colour"), [(5, PALETTE[5]), (15, PALETTE[15]), (16, 0), (200, 0)])
-def test_b3_the_screen_around_the_first_frame_has_the_background_colour_or_is_black(background, colour, transparent):
+def test_screen_around_the_first_frame_is_the_background_or_black(background, colour, transparent):
   expected = np.zeros((15, 20, 3), np.uint8)
   expected[:] = colour
   expected[3 : 3 + HEIGHT, 4 : 4 + WIDTH] = PIXELS
@@ -59,7 +62,7 @@ def test_b3_the_screen_around_the_first_frame_has_the_background_colour_or_is_bl
   np.testing.assert_array_equal(decoded(gif(20, 15, frame, palette=PALETTE, background=background)), expected)
 
 
-def test_without_a_shared_palette_the_screen_is_black():
+def test_screen_is_black_without_a_global_palette():
   image = decoded(gif(20, 15, gif_frame(NUMBERS, 3, 4, own=PALETTE)))
   np.testing.assert_array_equal(image[3 : 3 + HEIGHT, 4 : 4 + WIDTH], PIXELS)
   assert not image[:3].any() and not image[:, :4].any() and not image[12:].any() and not image[:, 15:].any()
@@ -71,19 +74,19 @@ def test_palettes_have_two_to_256_colours(colours):
   np.testing.assert_array_equal(decoded(gif(40, 30, gif_frame(numbers), palette=palette)), palette[numbers])
 
 
-def test_a_number_outside_the_palette_is_black():
+def test_index_outside_the_palette_is_black():
   image = decoded(whole(gif_frame(NUMBERS), palette=PALETTE[:8]))
   np.testing.assert_array_equal(image, np.where((NUMBERS < 8)[..., None], PALETTE[NUMBERS % 8], 0))
 
 
 @pytest.mark.parametrize("interlace", [0, 1])
-def test_files_that_pillow_compresses_have_its_pixels(interlace):
+def test_files_written_by_pillow_have_its_pixels(interlace):
   for seed in range(3):
     image = Image.fromarray(picture(200, 300, seed)).convert("P", palette=Image.Palette.ADAPTIVE)
     np.testing.assert_array_equal(decoded(encode(image, "GIF", interlace=interlace)), np.asarray(image.convert("RGB")))
 
 
-# What is refused.
+# Files that are refused.
 
 CUT = whole(gif_frame(NUMBERS), palette=PALETTE)
 
@@ -102,12 +105,12 @@ CUT = whole(gif_frame(NUMBERS), palette=PALETTE)
   ],
   ids=range(12),
 )
-def test_a_gif_without_a_whole_first_frame_is_refused_with_its_reason(data, reason):
+def test_gif_without_a_complete_first_frame_is_refused_with_the_reason(data, reason):
   with pytest.raises(DecodeError, match=reason):
     decoded(data)
 
 
-def test_a_frame_whose_numbers_end_early_is_refused():
+def test_frame_with_too_few_pixels_is_refused():
   short = gif_frame(NUMBERS[:4]).replace(b"\x0b\0\4\0", b"\x0b\0\x09\0", 1)
   with pytest.raises(DecodeError, match="not a complete image"):
     decoded(whole(short, palette=PALETTE))

@@ -1,4 +1,4 @@
-"""Headers against Pillow, and what a file must have at least for the pixels that it claims."""
+"""Tests of image headers against Pillow, and of the smallest file size for the pixels that a header states."""
 
 import io
 import re
@@ -14,19 +14,19 @@ from vit_jax.data.formats import headers
 
 
 @pytest.mark.parametrize("name", [name for name in hostile_images.WHOLE if "10,000" not in name])
-def test_the_size_is_that_which_pillow_sees(name):
+def test_size_matches_pillow(name):
   data = hostile_images.WHOLE[name]()
   assert headers.read(data)[:2] == Image.open(io.BytesIO(data)).size[::-1]
 
 
 @pytest.mark.parametrize("options", [{}, {"lossless": True}, {"exif": b"Exif\0\0"}], ids=str)
-def test_each_kind_of_webp_says_its_size(options):
+def test_size_of_each_kind_of_webp_is_read(options):
   image = picture(301, 47)
   assert headers.read(encode(image, "WEBP", **options))[:2] == (301, 47)
 
 
-def test_no_image_that_is_all_one_colour_is_too_short_for_its_pixels():
-  # The fewest bytes that an encoder needs.
+def test_images_of_one_colour_are_large_enough_for_their_pixels():
+  # One colour gives the fewest bytes that an encoder can write.
   image = Image.fromarray(np.full((800, 1200, 3), 77, np.uint8))
   for mode in ("L", "RGB", "CMYK"):
     for progressive in (False, True):
@@ -44,7 +44,7 @@ def test_no_image_that_is_all_one_colour_is_too_short_for_its_pixels():
     ("png of a sixteenth of the bytes it needs", "10,000 x 10,000 pixels"),
   ],
 )
-def test_a_header_that_claims_more_pixels_than_the_bytes_can_have_is_an_error(name, promised):
+def test_header_with_more_pixels_than_the_bytes_can_contain_is_an_error(name, promised):
   data = {**hostile_images.REFUSED, "progressive jpeg of 12,000 squared": lambda: hostile_images.claiming(
     hostile_images.jpeg(progressive=True), 12_000, 12_000)}[name]()  # fmt: skip
   with pytest.raises(headers.DecodeError, match=promised):
@@ -52,7 +52,7 @@ def test_a_header_that_claims_more_pixels_than_the_bytes_can_have_is_an_error(na
 
 
 @pytest.mark.parametrize("count", [100, 101])
-def test_a_jpeg_may_have_a_hundred_scans(count):
+def test_jpeg_may_have_at_most_100_scans(count):
   data = hostile_images.jpeg(progressive=True)
   own = len(re.findall(rb"\xff\xda", data))
   if count == 100:
@@ -62,16 +62,16 @@ def test_a_jpeg_may_have_a_hundred_scans(count):
       headers.read(hostile_images.scans(count - own))
 
 
-def test_decoding_a_progressive_jpeg_takes_room_for_its_coefficients_too():
+def test_memory_of_a_progressive_jpeg_includes_its_coefficients():
   plain, progressive = (
     headers.read(hostile_images.jpeg(160, 320, progressive=each, subsampling=0)).memory for each in (False, True)
   )
-  assert plain == 2 * 3 * 160 * 320  # with a copy, as OpenCV makes one
+  assert plain == 2 * 3 * 160 * 320  # includes the copy that OpenCV makes
   assert progressive == (3 + 2 * 3) * 160 * 320
 
 
 @pytest.mark.parametrize("name", [name for name in hostile_images.REFUSED if "32,767" not in name])
-def test_a_header_is_read_or_refused_in_no_time(name):
+def test_hostile_header_is_read_or_refused_within_one_second(name):
   data = hostile_images.REFUSED[name]()
   began = time.process_time()
   try:
@@ -82,7 +82,7 @@ def test_a_header_is_read_or_refused_in_no_time(name):
   assert time.process_time() - began < 1
 
 
-def test_a_header_that_is_cut_is_an_error():
+def test_truncated_header_is_an_error():
   for form in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"):
     data = encode(picture(20, 30), form)
     for length in range(10):
@@ -90,8 +90,8 @@ def test_a_header_that_is_cut_is_an_error():
         headers.read(data[:length])
 
 
-def test_an_extended_webp_that_is_cut_is_an_error():
-  sides = (29).to_bytes(3, "little") + (19).to_bytes(3, "little")  # less one
+def test_truncated_extended_webp_is_an_error():
+  sides = (29).to_bytes(3, "little") + (19).to_bytes(3, "little")  # minus one
   data = b"RIFF" + bytes(4) + b"WEBPVP8X" + bytes([10, 0, 0, 0, 0x10, 0, 0, 0]) + sides
   assert headers.read(data)[:2] == (20, 30)
   for length in range(len(data)):
@@ -99,7 +99,7 @@ def test_an_extended_webp_that_is_cut_is_an_error():
       headers.read(data[:length])
 
 
-def test_bytes_that_were_changed_at_random_are_refused_or_have_a_size():
+def test_files_with_random_changes_are_refused_or_have_a_size():
   draw, refused = np.random.default_rng(0), 0
   for form, options in (
     ("JPEG", {}),
@@ -129,7 +129,7 @@ def test_bytes_that_were_changed_at_random_are_refused_or_have_a_size():
     ((9, b"\x02"), "2 channels with 8 bits"),
   ],
 )
-def test_a_jpeg_with_other_than_eight_bits_is_refused(change, reason):
+def test_jpeg_without_eight_bits_or_supported_channels_is_refused(change, reason):
   data = bytearray(hostile_images.jpeg())
   at = data.index(b"\xff\xc0") + change[0]
   data[at : at + 1] = change[1]
@@ -148,6 +148,6 @@ def test_a_jpeg_with_other_than_eight_bits_is_refused(change, reason):
     (encode(picture(), "ICO"), "icon"),
   ],
 )
-def test_a_format_that_is_not_read_is_named(data, name):
+def test_unsupported_format_is_named(data, name):
   with pytest.raises(headers.DecodeError, match=f"in the format {name}, which is not supported. Convert it to PNG"):
     headers.read(data)

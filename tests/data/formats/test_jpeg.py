@@ -1,4 +1,4 @@
-"""JPEG files about whose coded data libjpeg warns, and files with oddities on which no pixel depends."""
+"""Tests of JPEG files with damaged data that libjpeg warns about, and of oddities that do not affect any pixel."""
 
 import io
 import re
@@ -22,13 +22,13 @@ def plain(**options):
 
 
 def scan(data):
-  """The offset of the first coded data."""
+  """Returns the offset of the first coded data."""
   at = data.index(b"\xff\xda") + 2
   return at + int.from_bytes(data[at : at + 2], "big")
 
 
 def restarts(data):
-  """Offsets of restart markers."""
+  """Returns the offsets of restart markers."""
   return [match.start() for match in re.finditer(rb"\xff[\xd0-\xd7]", data) if match.start() > scan(data)]
 
 
@@ -60,7 +60,7 @@ def overwritten(data, part, size=60):
 
 
 def taller():
-  """A file that states fewer rows than its data have."""
+  """Returns a file that states fewer rows than its data contain."""
   data = bytearray(plain())
   at = data.index(b"\xff\xc0")
   data[at + 5 : at + 7] = (100).to_bytes(2, "big")
@@ -92,14 +92,14 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_b1_a_jpeg_about_whose_data_libjpeg_warns_is_refused_whole_and_by_boxes(name):
+def test_damaged_jpeg_is_refused_as_a_whole_and_by_boxes(name):
   make, reason = DAMAGED[name]
   with pytest.raises(DecodeError, match=f"^not a complete image: libjpeg reports: .*({reason})"):
     decoded(make())
   assert all(pixels is None for _, pixels in boxes(make(), 5))
 
 
-def test_b1_a_box_that_was_checked_before_is_decoded_alone(monkeypatch):
+def test_box_of_a_checked_file_is_decoded_without_the_rest(monkeypatch):
   data = plain()
   image = decoding.LazyImage(data, decoding.check_image(data, 10**6, 10))
   assert not image.is_whole
@@ -116,28 +116,28 @@ def decoded_before(data):
   return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
 
 
-# Oddities that libjpeg warns about, or reads in spite of the specification.
+# Oddities that libjpeg warns about, or accepts although the specification forbids them.
 
 
 def versioned(data):
-  """Version 2 of JFIF, which libjpeg does not know."""
+  """Sets version 2 of JFIF, which libjpeg does not know."""
   assert data[6:12] == b"JFIF\0\1"
   return data[:11] + b"\2" + data[12:]
 
 
 def transformed(data, value=7):
-  """An unknown transform in Adobe's segment, instead of that of JFIF."""
+  """Replaces the JFIF segment by an Adobe segment with an unknown transform."""
   adobe = b"\xff\xee\0\x0eAdobe\0d\0\0\0\0" + bytes([value])
   return data[:2] + adobe + data[20:]
 
 
 def parted(data):
-  """Other bytes, and filling, between segments."""
+  """Inserts other bytes and fill bytes between segments."""
   return data[:20] + b"ab\xff\0\xff\xff\xff" + data[20:]
 
 
 def zeroed(data):
-  """Zeros for the parameters that a sequential scan does not use."""
+  """Writes zeros to the parameters that a sequential scan does not use."""
   return data[: scan(data) - 3] + bytes(3) + data[scan(data) :]
 
 
@@ -146,7 +146,7 @@ ODD = {"version": versioned, "transform": transformed, "bytes between segments":
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 5}], ids=str)
 @pytest.mark.parametrize("name", ODD)
-def test_b1_an_oddity_on_which_no_pixel_depends_does_not_refuse_a_jpeg(name, options):
+def test_jpeg_with_a_harmless_oddity_has_the_same_pixels(name, options):
   data = plain(**options)
   if name == "scan" and "progressive" in options:
     pytest.skip("a progressive scan uses its parameters")
@@ -158,21 +158,21 @@ def test_b1_an_oddity_on_which_no_pixel_depends_does_not_refuse_a_jpeg(name, opt
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_b1_damage_behind_an_oddity_is_found(name):
+def test_damage_after_an_oddity_is_found(name):
   for make in (without_interval, lambda: plain()[:-2] + b"abc" + EOI):
     with pytest.raises(DecodeError, match="Corrupt JPEG data"):
       decoded(ODD[name](make()))
 
 
 @pytest.mark.parametrize("value", [0, 2, 3])
-def test_b1_an_unknown_transform_of_four_channels_is_read_as_libjpeg_reads_it(value):
+def test_unknown_transform_of_four_channels_is_read_as_by_libjpeg(value):
   data = encode(Image.fromarray(IMAGE).convert("CMYK"), "JPEG", quality=95)
   at = data.index(b"Adobe") + 11
   odd = data[:at] + bytes([value]) + data[at + 1 :]
   np.testing.assert_array_equal(decoded(odd), decoded_before(odd))
 
 
-def test_the_data_end_at_the_first_end_marker():
+def test_data_end_at_the_first_end_marker():
   data = plain()
   for behind in (b"", b"junk", data, b"x" + data):
     np.testing.assert_array_equal(decoded(data + behind), decoded(data))
@@ -182,19 +182,19 @@ def test_the_data_end_at_the_first_end_marker():
 @pytest.mark.parametrize(
   "options", [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_rows": 2}], ids=str
 )
-def test_b1_pixels_are_those_of_opencv(mode, options):
+def test_pixels_match_opencv(mode, options):
   data = encode(Image.fromarray(IMAGE).convert(mode), "JPEG", quality=93, **options)
   np.testing.assert_array_equal(decoded(data), decoded_before(data))
 
 
-# Files whose warnings are ignored.
+# Files with warnings that are ignored.
 
 
 def lenient(data):
   return decoding.decode(data, decoding.check_image(data, 10**6, 10, lenient=True))
 
 
-def test_b1_in_public_data_bytes_before_the_end_are_ignored_and_missing_rows_are_not():
+def test_lenient_decoding_ignores_extra_bytes_but_not_missing_rows():
   data = DAMAGED["bytes before the end"][0]()
   np.testing.assert_array_equal(lenient(data), decoded(plain()))
   np.testing.assert_array_equal(lenient(without_interval()), decoded_before(without_interval()))
@@ -204,9 +204,10 @@ def test_b1_in_public_data_bytes_before_the_end_are_ignored_and_missing_rows_are
 
 
 def flat(factors, width, height):
-  """A JPEG of one colour with these sampling factors of the first channel, written by hand.
+  """Returns a hand-written JPEG of one colour with these sampling factors of the first channel.
 
-  With the tables that Pillow writes, a block without coefficients is 00 1010 in the first channel, and 00 00 in others.
+  With the tables that Pillow writes, a block without coefficients is 00 1010 in the first channel. In the other
+  channels it is 00 00.
   """
   head = bytearray(encode(np.full((height, width, 3), 128, np.uint8), "JPEG", subsampling=0))
   head = head[: scan(bytes(head))]
@@ -218,20 +219,20 @@ def flat(factors, width, height):
 
 
 @pytest.mark.parametrize("factors", [(1, 1), (2, 2), (3, 1), (1, 3), (4, 2), (2, 4), (3, 2)])
-def test_b1_all_sampling_factors_are_decoded_and_missing_rows_are_refused(factors):
+def test_all_sampling_factors_are_decoded_and_missing_rows_are_refused(factors):
   data = flat(factors, 300, 200)
   np.testing.assert_array_equal(decoded(data), np.full((200, 300, 3), 128, np.uint8))
   with pytest.raises(DecodeError, match="not a complete image"):
     decoded(data[: len(data) * 3 // 4] + EOI)
 
 
-def test_the_pixels_of_a_damaged_file_are_never_returned():
+def test_file_with_a_flipped_bit_is_refused_or_keeps_its_shape():
   draw, refused = np.random.default_rng(0), 0
   data = plain(progressive=True)
   for _ in range(60):
     changed = bytearray(data)
     changed[draw.integers(scan(data), len(data))] ^= 1 << draw.integers(8)
-    try:  # a bit that libjpeg cannot notice
+    try:  # libjpeg cannot detect every flipped bit
       assert decoded(bytes(changed)).shape == IMAGE.shape
     except DecodeError as error:
       assert "\n" not in str(error)
@@ -239,7 +240,7 @@ def test_the_pixels_of_a_damaged_file_are_never_returned():
   assert refused > 10
 
 
-def test_pillow_and_this_decoder_agree_on_small_images():
+def test_pixels_of_small_images_match_pillow():
   for size in range(1, 20):
     data = encode(picture(size, 21 - size, size), "JPEG", quality=60 + size, subsampling=size % 3)
     np.testing.assert_array_equal(decoded(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))

@@ -1,4 +1,4 @@
-"""OpenCV's errors: a damaged file and a lack of memory are told apart."""
+"""Tests of the errors of OpenCV: a damaged file and a lack of memory give different errors."""
 
 import cv2
 import numpy as np
@@ -9,16 +9,16 @@ from vit_jax.data.formats import opencv
 from vit_jax.data.formats.headers import DecodeError
 
 
-def test_the_pixels_are_red_green_blue_as_they_are_stored():
+def test_pixels_are_in_red_green_blue_order():
   np.testing.assert_array_equal(opencv.decode(encode(picture()), 10**5), picture())
 
 
-def test_a_damaged_file_is_an_error_with_its_first_bytes():
+def test_error_of_a_damaged_file_contains_its_first_bytes():
   with pytest.raises(DecodeError, match=r"not a complete image: 9 bytes beginning with b'no image'"):
     opencv.decode(b"no image!", 10)
 
 
-def test_a_file_that_needs_more_memory_than_there_is_is_not_called_damaged():
+def test_lack_of_memory_is_not_reported_as_damage():
   with pytest.raises(MemoryError):
     opencv.decode(b"no image!", 2**60)
 
@@ -33,5 +33,5 @@ def test_a_file_that_needs_more_memory_than_there_is_is_not_called_damaged():
     (None, False),
   ],
 )
-def test_errors_that_report_too_little_memory_are_known(error, expected):
+def test_errors_about_insufficient_memory_are_recognised(error, expected):
   assert opencv.is_out_of_memory(error) is expected

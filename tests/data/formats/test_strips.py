@@ -1,4 +1,4 @@
-"""Strips of TIFF files whose checksums or lengths contradict their contents."""
+"""Tests of TIFF strips with checksums or lengths that contradict their contents."""
 
 import lzma
 import zlib
@@ -20,7 +20,10 @@ PRIMES = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C
 
 
 def xxh64(data):
-  """XXH64 with seed 0, by its specification, of a multiple of eight bytes and at least 32."""
+  """Computes XXH64 with seed 0 from its specification.
+
+  The length must be a multiple of eight bytes, and at least 32.
+  """
   one, two, three, four, five = PRIMES
 
   def turned(value, by):
@@ -42,17 +45,17 @@ def xxh64(data):
     value = turned(value ^ mixed(0, word), 27) * one + four & MASK
   for shift, prime in ((33, two), (29, three), (32, 1)):
     value = (value ^ (value & MASK) >> shift) * prime & MASK
-  assert five  # of shorter rests
+  assert five  # only used for remainders shorter than eight bytes
   return value
 
 
 def packbits(data, size=120):
-  """Literal runs of PackBits; a row of the picture is one run."""
+  """Returns literal runs of PackBits. A row of the picture is one run."""
   return b"".join(bytes([len(run) - 1]) + run for run in (data[i : i + size] for i in range(0, len(data), size)))
 
 
 def zstandard(data):
-  """A frame with a checksum: a flag of its descriptor, and half of XXH64 behind its blocks (RFC 8878)."""
+  """Returns a frame with a checksum: a descriptor flag, and half of XXH64 after the blocks (RFC 8878)."""
   frame = bytearray(pyarrow.compress(data, "zstd", asbytes=True))
   frame[4] |= 4
   return bytes(frame) + xxh64(data).to_bytes(8, "little")[:4]
@@ -68,7 +71,7 @@ PACK = {
 
 
 def made(compression, change=lambda strip: strip, rows=10):
-  """A TIFF of strips of some rows, with one of them changed, and the changed strip."""
+  """Returns a TIFF with strips of `rows` rows. The second strip is changed."""
   pieces = [PACK[compression](PIXELS[top : top + rows].tobytes()) for top in range(0, HEIGHT, rows)]
   pieces[1] = change(pieces[1])
   entries = {256: (4, [WIDTH]), 257: (4, [HEIGHT]), 258: (3, [8] * 3), 259: (3, [compression]), 262: (3, [2]),
@@ -77,7 +80,7 @@ def made(compression, change=lambda strip: strip, rows=10):
 
 
 @pytest.mark.parametrize("compression", PACK)
-def test_b_strips_that_are_whole_have_their_pixels(compression):
+def test_complete_strips_have_their_pixels(compression):
   for rows in (7, 10, 25):
     np.testing.assert_array_equal(
       decoded(made(compression, rows=rows) if rows < 25 else made_whole(compression)), PIXELS
@@ -85,7 +88,7 @@ def test_b_strips_that_are_whole_have_their_pixels(compression):
 
 
 def made_whole(compression):
-  """A TIFF whose last strip has as many rows as the others, more than the image needs."""
+  """Returns a TIFF with a last strip as high as the others, with more rows than the image needs."""
   padded = np.concatenate([PIXELS, np.zeros((5, WIDTH, 3), np.uint8)])
   pieces = [PACK[compression](padded[top : top + 10].tobytes()) for top in range(0, 30, 10)]
   entries = {256: (4, [WIDTH]), 257: (4, [HEIGHT]), 258: (3, [8] * 3), 259: (3, [compression]), 262: (3, [2]),
@@ -94,11 +97,11 @@ def made_whole(compression):
 
 
 @pytest.mark.parametrize("compression", [DEFLATE, 32946, LZMA, ZSTD])
-def test_b_a_flipped_bit_in_a_strip_with_a_checksum_is_refused(compression):
+def test_flipped_bit_in_a_strip_with_a_checksum_is_refused(compression):
   whole, same = PACK[compression](PIXELS[10:20].tobytes()), 0
   for at in range(0, len(whole), 31):
     flipped = whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]
-    try:  # a bit of a length that nothing needs may have no effect
+    try:  # a flipped bit of an unused length may have no effect
       np.testing.assert_array_equal(decoded(made(compression, lambda _, strip=flipped: strip)), PIXELS)
       same += 1
     except DecodeError as error:
@@ -108,7 +111,7 @@ def test_b_a_flipped_bit_in_a_strip_with_a_checksum_is_refused(compression):
 
 @pytest.mark.parametrize("compression", PACK)
 @pytest.mark.parametrize("share", [0.3, 0.9])
-def test_b_a_strip_that_is_cut_or_has_a_tail_of_zeros_is_refused(compression, share):
+def test_truncated_or_zero_filled_strip_is_refused(compression, share):
   for change in (
     lambda strip: strip[: int(share * len(strip))],
     lambda strip: strip[: int(share * len(strip))].ljust(len(strip), b"\0"),
@@ -141,7 +144,7 @@ BYTES = PIXELS[10:20].tobytes()  # of the changed strip
     (PACKBITS, packbits(BYTES[:600]) + b"\7" + packbits(BYTES[601:]), "1,233 or more bytes instead of 1,200"),
   ],
 )
-def test_b_a_strip_whose_end_contradicts_its_rows_is_refused(compression, strip, reason):
+def test_strip_with_a_length_that_contradicts_its_rows_is_refused(compression, strip, reason):
   with pytest.raises(DecodeError, match=f"not a complete image: strip or tile 1 of a TIFF .*{reason}"):
     decoded(made(compression, lambda _: strip))
 
@@ -157,11 +160,11 @@ def test_b_a_strip_whose_end_contradicts_its_rows_is_refused(compression, strip,
     (PACKBITS, bytes(500)),
   ],
 )
-def test_b_padding_behind_a_strip_does_no_harm(compression, behind):
+def test_padding_after_a_strip_is_ignored(compression, behind):
   np.testing.assert_array_equal(decoded(made(compression, lambda strip: strip + behind)), PIXELS)
 
 
-def test_b_empty_runs_and_repeated_bytes_of_packbits_are_counted():
+def test_empty_runs_and_repeated_bytes_of_packbits_are_decoded():
   strip = b"".join(
     b"\x80" + bytes([1, *row[:2]]) + bytes([117]) + row[2:] for row in np.split(np.frombuffer(BYTES, np.uint8), 10)
     for row in [row.tobytes()]
@@ -172,7 +175,7 @@ def test_b_empty_runs_and_repeated_bytes_of_packbits_are_counted():
   assert decoded(flat)[:, :, 0].tolist() == [[5] * 128, [7] * 128]
 
 
-def test_b_strips_are_known_before_they_are_read():
+def test_sizes_of_strips_are_known_from_the_header():
   strips = headers.read(made(DEFLATE)).layout.strips
   assert strips.needed.tolist() == [1200, 1200, 600]
   assert (strips.whole, strips.across, strips.down, strips.columns) == (1200, 40, 10, 1)

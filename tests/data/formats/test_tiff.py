@@ -1,4 +1,4 @@
-"""The first page of TIFF files, against Pillow, OpenCV and NumPy; files that are not whole."""
+"""Tests of the first page of TIFF files, against Pillow, OpenCV and NumPy. Incomplete files are errors."""
 
 import io
 import struct
@@ -29,20 +29,20 @@ def pillows(data):
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
 @pytest.mark.parametrize("packed", ["none", "lzw", "deflate"])
-def test_every_kind_of_tiff_becomes_the_rgb_that_pillow_makes(mode, packed):
+def test_every_mode_of_tiff_has_the_rgb_of_pillow(mode, packed):
   data = stored(Image.fromarray(picture()).convert(mode), PACKED[packed])
   np.testing.assert_array_equal(decoded(data), pillows(data))
 
 
 @pytest.mark.parametrize("packed", PACKED)
-def test_every_compression_gives_the_pixels_that_opencv_sees(packed):
+def test_every_compression_has_the_pixels_of_opencv(packed):
   data = stored(picture(), PACKED[packed])
   expected = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
   assert np.abs(decoded(data).astype(int) - expected).max() <= 2
 
 
 @pytest.mark.parametrize("kind", ["group3", "group4", "tiff_ccitt"])
-def test_pages_of_fax_machines_are_read(kind):
+def test_fax_compressed_pages_are_decoded(kind):
   image = Image.fromarray(picture(2000, 300)).convert("1")
   np.testing.assert_array_equal(decoded(stored(image, kind)), np.asarray(image.convert("RGB")))
   blank = Image.new("1", (5000, 3000), 1)
@@ -50,7 +50,7 @@ def test_pages_of_fax_machines_are_read(kind):
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_sixteen_bits_are_cut_to_eight(channels):
+def test_sixteen_bits_are_reduced_to_eight(channels):
   image = picture()
   wide = np.dstack([image[..., ::-1], image[..., :1]])[..., :channels].astype(np.uint16) * 257
   data = cv2.imencode(".tif", wide)[1].tobytes()
@@ -59,7 +59,7 @@ def test_sixteen_bits_are_cut_to_eight(channels):
 
 
 def by_hand(width, height, pixels, order="<", **tags):
-  """A TIFF of one strip behind its directory; tags by number as (kind, value)."""
+  """Returns a TIFF of one strip after its directory, with tags by number as (type, value)."""
   known = {256: (4, width), 257: (4, height), 258: (3, 8), 259: (3, 1), 262: (3, 1), 277: (3, 1), 278: (4, height),
            279: (4, len(pixels))}  # fmt: skip
   known |= {int(tag[1:]): value for tag, value in tags.items()}
@@ -79,11 +79,11 @@ def by_hand(width, height, pixels, order="<", **tags):
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("inverted", [False, True])
 @pytest.mark.parametrize("bits", [8, 16])
-def test_gray_may_have_zero_as_white_and_either_order_of_bytes(order, inverted, bits):
+def test_gray_supports_white_as_zero_and_both_byte_orders(order, inverted, bits):
   gray = picture()[..., 0]
   pixels = (gray.astype(f"{order}u2") * 257).tobytes() if bits == 16 else gray.tobytes()
   data = by_hand(80, 60, pixels, order, t258=(3, bits), t262=(3, 0 if inverted else 1))
-  if (order, inverted, bits) == (">", True, 16):  # Pillow has no word for it
+  if (order, inverted, bits) == (">", True, 16):  # Pillow has no mode for this form
     with pytest.raises(DecodeError, match="unknown pixel mode"):
       decoded(data)
     return
@@ -93,20 +93,20 @@ def test_gray_may_have_zero_as_white_and_either_order_of_bytes(order, inverted, 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("kind", [1, 3, 4])
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_orientation_may_be_of_any_kind_of_number(order, kind, packed):
+def test_orientation_may_have_any_integer_type(order, kind, packed):
   gray = picture()[..., 0]
   data = by_hand(80, 60, gray.tobytes(), order, t274=(kind, 8))
   np.testing.assert_array_equal(decoded(data)[..., 0], gray)
   np.testing.assert_array_equal(decoded(data, exif=True)[..., 0], np.rot90(gray))
 
 
-def test_of_several_pages_the_first_is_taken():
+def test_first_of_several_pages_is_decoded():
   first, second = (Image.fromarray(picture(seed=seed)) for seed in range(2))
   data = encode(first, "TIFF", save_all=True, append_images=[second])
   np.testing.assert_array_equal(decoded(data), np.asarray(first))
 
 
-def test_tiles_are_read_and_one_behind_the_file_is_an_error():
+def test_tiles_are_read_and_a_tile_beyond_the_file_is_an_error():
   gray = picture()[..., 0]
   tile = np.zeros((64, 96), np.uint8)
   tile[:60, :80] = gray
@@ -120,14 +120,14 @@ def test_tiles_are_read_and_one_behind_the_file_is_an_error():
 
 @pytest.mark.parametrize("packed", PACKED)
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.9, 0.99])
-def test_a_truncated_file_is_an_error(packed, share):
+def test_truncated_file_is_an_error(packed, share):
   data = stored(picture(300, 400), PACKED[packed])
   with pytest.raises(DecodeError, match="not a complete image"):
     decoded(data[: int(share * len(data))])
 
 
 @pytest.mark.parametrize("packed", ["lzw", "deflate", "jpeg"])
-def test_a_strip_that_was_never_written_is_an_error(packed):
+def test_strip_of_zeros_is_an_error(packed):
   data = bytearray(stored(picture(300, 400), PACKED[packed]))
   page = exif.read_directory(bytes(data))
   last = page.values(bytes(data), 273)[-1]
@@ -138,7 +138,7 @@ def test_a_strip_that_was_never_written_is_an_error(packed):
 
 
 @pytest.mark.parametrize(("height", "width"), [(65_500, 65_500), (301, 400), (300, 401)])
-def test_g_a_jpeg_that_is_larger_than_its_strip_is_an_error(height, width):
+def test_jpeg_larger_than_its_strip_is_an_error(height, width):
   data = bytearray(stored(picture(300, 400), "jpeg"))
   frame = bytes(data).rindex(b"\xff\xc0")
   struct.pack_into(">HH", data, frame + 5, height, width)
@@ -172,12 +172,12 @@ GRAY = bytes(4800)
   ],
   ids=range(17),
 )
-def test_what_is_no_whole_page_is_refused_before_it_is_decoded(data, message):
+def test_invalid_page_is_refused_before_it_is_decoded(data, message):
   with pytest.raises(DecodeError, match=message):
     headers.read(data)
 
 
-def test_bytes_that_were_changed_at_random_are_refused_or_decoded():
+def test_files_with_random_changes_are_refused_or_decoded():
   draw = np.random.default_rng(0)
   for packed in PACKED:
     data = stored(picture(20, 30), PACKED[packed])
@@ -195,11 +195,11 @@ def test_bytes_that_were_changed_at_random_are_refused_or_decoded():
         pass
 
 
-# Files by the specification, against arithmetic.
+# Files built from the specification, compared with arithmetic.
 
 
 def rgb(samples, bits, colours, palette):
-  """RGB of stored samples by TIFF 6.0."""
+  """Computes the RGB pixels of stored samples as TIFF 6.0 defines them."""
   if colours == 3:
     return palette[samples[..., 0]] >> 8
   eight = scaled(samples, bits) if bits < 8 else samples >> (bits - 8)
@@ -221,7 +221,7 @@ LAYOUTS = {"one strip": {}, "strips": {"rows": 5}, "tiles": {"tile": (16, 16)}}
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("bits", "colours", "channels", "extra"), FORMS)
-def test_b2_every_form_has_the_pixels_that_its_samples_define_or_is_refused(bits, colours, channels, extra, layout):
+def test_every_sample_format_has_its_defined_pixels_or_is_refused(bits, colours, channels, extra, layout):
   draw, exact = np.random.default_rng(bits), 0
   samples = draw.integers(0, 1 << bits, (19, 29, channels))
   palette = draw.integers(256, 65536, (1 << bits, 3)) if colours == 3 else None
@@ -246,7 +246,7 @@ def test_b2_every_form_has_the_pixels_that_its_samples_define_or_is_refused(bits
 
 @pytest.mark.parametrize("deflated", [False, True])
 @pytest.mark.parametrize("bits", [8, 16])
-def test_colours_that_were_multiplied_with_their_alpha_are_divided_by_it(bits, deflated):
+def test_premultiplied_colours_are_divided_by_alpha(bits, deflated):
   draw = np.random.default_rng(0)
   alpha = draw.integers(0, 256, (20, 30, 1))
   colours = draw.integers(0, 256, (20, 30, 3)) * alpha // 255
@@ -260,7 +260,7 @@ def test_colours_that_were_multiplied_with_their_alpha_are_divided_by_it(bits, d
 @pytest.mark.parametrize("deflated", [False, True])
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize(("channels", "extra"), [(4, []), (5, []), (5, [0])])
-def test_b2_separate_planes_that_no_extra_samples_tag_describes_are_refused(bits, channels, extra, deflated):
+def test_separate_planes_without_a_matching_extra_samples_tag_are_refused(bits, channels, extra, deflated):
   samples = np.broadcast_to(np.array([100, 50, 20, 128, 77][:channels]) * (257 if bits == 16 else 1), (6, 8, channels))
   tags = {338: (3, extra)} if extra else {}
   with pytest.raises(
@@ -293,19 +293,19 @@ CMYK_SAMPLES = np.zeros((6, 8, 4), np.int64)
   ],
   ids=range(15),
 )
-def test_b2_what_would_have_wrong_colours_is_refused_with_its_reason(data, reason):
+def test_files_that_would_have_wrong_colours_are_refused_with_the_reason(data, reason):
   with pytest.raises(DecodeError, match=reason):
     headers.read(data)
 
 
-def test_a_directory_that_repeats_a_tag_is_refused():
+def test_directory_with_a_repeated_tag_is_refused():
   data = tiff_file({256: (4, [8]), 257: (4, [6]), 258: (3, [8]), 262: (3, [1]), 278: (4, [6])}, [bytes(48)], (273, 279))
   assert headers.read(data)[:2] == (6, 8)
   with pytest.raises(DecodeError, match="repeated tag"):
     headers.read(data.replace(struct.pack("<HHI", 278, 4, 1), struct.pack("<HHI", 262, 4, 1)))
 
 
-def test_a_strip_that_is_shorter_than_its_rows_is_an_error():
+def test_strip_shorter_than_its_rows_is_an_error():
   samples = np.random.default_rng(0).integers(0, 256, (20, 30, 1))
   data = made(samples, 8, 1, rows=5)
   short = data.replace(struct.pack("<4I", *[150] * 4), struct.pack("<4I", 150, 140, 150, 150))

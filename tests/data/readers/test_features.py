@@ -1,4 +1,4 @@
-"""Classes that a prepared dataset names are not imported, wherever in its description they are."""
+"""Tests that classes named by a prepared dataset are not imported, in any place of its description."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ LEGACY = {
 
 
 def named_at(about, place):
-  """The description with a hostile class at a feature, in the form of today or of older datasets."""
+  """Returns a description with a hostile class at a feature, in today's form or in that of older datasets."""
   if place == "the form of older datasets":
     return LEGACY
   target = about if place == "the whole" else about["featuresDict"]["features"]["label"]
@@ -31,13 +31,13 @@ def named_at(about, place):
 
 
 @pytest.mark.parametrize("place", ["the whole", "one feature", "the form of older datasets"])
-def test_g_a_module_that_data_name_is_not_imported(data_dir, tmp_path, monkeypatch, place):  # noqa: F811
+def test_module_named_by_the_data_is_not_imported(data_dir, tmp_path, monkeypatch, place):  # noqa: F811
   folder = tmp_path / "shapes" / "1.0.0"
   shutil.copytree(data_dir / "shapes" / "1.0.0", folder)
   about = named_at(json.loads((folder / "features.json").read_text()), place)
   (folder / "features.json").write_text(json.dumps(about))
   (folder / "evil_of_the_data.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-  monkeypatch.setattr(sys, "path", [str(folder), *sys.path])  # as the working directory is with `python -m`
+  monkeypatch.setattr(sys, "path", [str(folder), *sys.path])  # as `python -m` does with the working directory
   with pytest.raises(
     schema.ConfigError, match=r"names the class 'evil_of_the_data\.Thing', which is not part of .*--import"
   ):
@@ -45,11 +45,11 @@ def test_g_a_module_that_data_name_is_not_imported(data_dir, tmp_path, monkeypat
   assert not (tmp_path / "ran").exists()
 
 
-def test_g_a_class_that_the_user_imported_is_used(data_dir, tmp_path):  # noqa: F811
+def test_class_imported_by_the_user_is_accepted(data_dir, tmp_path):  # noqa: F811
   import tensorflow_datasets as tfds
 
   class Label(tfds.features.ClassLabel):
-    """A user's own class."""
+    """A class that the user defines."""
 
   folder = tmp_path / "shapes" / "1.0.0"
   shutil.copytree(data_dir / "shapes" / "1.0.0", folder)

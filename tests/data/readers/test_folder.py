@@ -1,4 +1,4 @@
-"""Image folders as sources: layouts, classes, splits, the order of records."""
+"""Tests of image folders as sources: layouts, classes, splits and the order of records."""
 
 import collections
 import fractions
@@ -26,7 +26,7 @@ def folder(path, split="train", **args):
     return catalog.open_split(schema.Choice("folder", {"path": str(path)} | args), split)
 
 
-def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path):
+def test_symbolic_link_to_itself_is_an_unreadable_image(tmp_path):
   path = write(tmp_path, "train/a/1.png", "train/b/1.png")
   (tmp_path / "train/a/x.jpg").symlink_to("x.jpg")
   (tmp_path / "train/loop").symlink_to("loop")
@@ -37,7 +37,7 @@ def test_a_link_to_itself_is_an_image_that_cannot_be_read(tmp_path):
     source.read(bad)
 
 
-def test_split_folders_number_their_classes_in_order_of_name(tmp_path):
+def test_classes_of_split_folders_are_numbered_by_name(tmp_path):
   path = write(tmp_path, "train/b/2.png", "train/b/10.JPG", "train/a/x.jpeg", "test/a/1.png", "test/b/1.png")
   train, test = folder(path), folder(path, "test")
   assert train.classes == test.classes == ("a", "b")
@@ -48,7 +48,7 @@ def test_split_folders_number_their_classes_in_order_of_name(tmp_path):
   assert train.place(i) == f"folder, split 'train', record {i} (file '{tmp_path}/train/b/10.JPG')"
 
 
-def test_other_split_names_and_slices(tmp_path):
+def test_splits_may_have_other_names_and_slices(tmp_path):
   path = write(
     tmp_path, *(f"{split}/{label}/{i}.png" for split in ("train", "val") for label in "ab" for i in range(5))
   )
@@ -63,7 +63,7 @@ def test_other_split_names_and_slices(tmp_path):
     folder(path, "test")
 
 
-def test_class_folders_are_split_by_seed_whatever_the_file_system_says(tmp_path, monkeypatch):
+def test_class_folders_are_split_by_seed_in_any_order_of_listing(tmp_path, monkeypatch):
   path = write(tmp_path, *(f"{label}/{i}.png" for label in ("cat", "dog") for i in range(10)))
   train, test = folder(path), folder(path, "test")
   assert (len(train), len(test)) == (16, 4)
@@ -89,7 +89,7 @@ def test_class_folders_are_split_by_seed_whatever_the_file_system_says(tmp_path,
 
 
 def held_out(seed, label, files, share):
-  """The test images of a class, and the others, each in order of their hashes."""
+  """Returns the test images of a class and the other images, each in the order of their hashes."""
   by_hash = {hashlib.blake2b(f"{seed}/{label}/{file}".encode()).hexdigest(): file for file in files}
   ordered = [by_hash[key] for key in sorted(by_hash)]
   count = int(np.rint(share * len(files)))
@@ -106,7 +106,7 @@ def test_any_slice_of_a_folder_is_a_stratified_sample(tmp_path, layout):
   share, test = (0.0, "train[:1]") if layout else (0.2, "test")
   whole = names(folder(tmp_path, "train", test=test))
 
-  # Second formulation: position and hash of a record are counted, not ranked.
+  # Second formulation: the position of a record is computed by counting smaller hashes instead of sorting.
   expected = []
   for label in files:
     kept = held_out(0, label, files[label], share)[1]
@@ -121,13 +121,13 @@ def test_any_slice_of_a_folder_is_a_stratified_sample(tmp_path, layout):
     part = names(folder(tmp_path, "train", train=f"train[{low}%:{high}%]", test=test))
     found = collections.Counter(name.split("/")[-2] for name in part)
     for label, count in counts.items():
-      # A class is off by one half at each end, and by what the other classes are off there.
+      # A class may be off by 1/2 at each end, and by the deviations of the other classes there.
       assert abs(found[label] - count * (high - low) / 100) <= 1 + 6 * count / len(whole), (label, low, high)
   parts = [names(folder(tmp_path, f"train[{i}0%:{i + 1}0%]", test=test)) for i in range(10)]
   assert [name for part in parts for name in part] == whole
 
 
-def test_held_out_are_the_smallest_hashes(tmp_path):
+def test_images_with_the_smallest_hashes_are_held_out(tmp_path):
   write(tmp_path, *(f"{label}/{i}.png" for label, count in COUNTS.items() for i in range(count)))
   expected = {
     f"{label}/{file}"
@@ -139,7 +139,7 @@ def test_held_out_are_the_smallest_hashes(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["", "train/"])
-def test_the_fingerprint_of_a_folder_follows_its_files(tmp_path, layout):
+def test_fingerprint_of_a_folder_depends_on_its_files(tmp_path, layout):
   path = write(tmp_path, *(f"{layout}{label}/{i}.png" for label in ("cat", "dog") for i in range(5)))
 
   def fingerprint(split="train", **args):
@@ -170,7 +170,7 @@ def test_the_fingerprint_of_a_folder_follows_its_files(tmp_path, layout):
   changed()
 
 
-def test_val_is_a_split_by_its_own_name(tmp_path):
+def test_val_is_opened_by_its_own_name(tmp_path):
   path = write(
     tmp_path, *(f"{split}/{label}/{i}.png" for split in ("train", "val") for label in "ab" for i in range(5))
   )
@@ -184,7 +184,7 @@ def test_val_is_a_split_by_its_own_name(tmp_path):
     folder(path, "train", val="dev", **args)
 
 
-def test_where_no_split_is_val_the_error_says_how_to_make_one(tmp_path):
+def test_error_without_a_val_split_explains_how_to_define_one(tmp_path):
   path = write(tmp_path, *(f"{label}/{i}.png" for label in "ab" for i in range(5)))
   advice = r"^config\.data\.val: no split 'val'.* Set config\.data\.val, as 'train\[90%:\]' with config\.data\.train="
   with pytest.raises(schema.ConfigError, match=advice):
@@ -192,15 +192,16 @@ def test_where_no_split_is_val_the_error_says_how_to_make_one(tmp_path):
   assert len(folder(path, "val", train="train[:50%]", val="train[50%:]")) == 4
 
 
-def test_the_same_images_are_held_out_when_a_class_is_added(tmp_path):
+def test_same_images_are_held_out_after_a_class_is_added(tmp_path):
   path = write(tmp_path, *(f"dog/{i}.png" for i in range(10)))
-  before = [data for data, _ in numbers(folder(path, "test"))]  # of one class, so in order of its hashes
+  # these images belong to one class, so they are in the order of its hashes
+  before = [data for data, _ in numbers(folder(path, "test"))]
   (tmp_path / "cat").mkdir()
   (tmp_path / "cat/0.png").write_bytes(image(99))
   assert [data for data, label in numbers(folder(path, "test")) if label == 1] == before
 
 
-def test_strange_names_links_and_other_files(tmp_path):
+def test_unusual_names_links_and_other_files_are_handled(tmp_path):
   files = ["train/a b/ü ñ.png", "train/a b/new\nline.png", "train/ç/1.JPEG", "train/ç/[x]*?.png", "train/ç/.hidden.png"]
   write(tmp_path / "real", *files, "train/ç/notes.txt", "train/.git/x.png", "elsewhere/1.png")
   (tmp_path / "real/train/ç/link.png").symlink_to(tmp_path / "real/elsewhere/1.png")
@@ -212,7 +213,7 @@ def test_strange_names_links_and_other_files(tmp_path):
   assert "new\\nline.png" in source.place(names(source).index("train/a b/new\nline.png"))
 
 
-def test_a_prepared_dataset_is_no_folder_of_images(tmp_path):
+def test_prepared_dataset_is_not_an_image_folder(tmp_path):
   (tmp_path / "dataset_info.json").write_text("{}")
   with pytest.raises(
     schema.ConfigError, match=r"config\.data\.path: .* is a prepared dataset\. .*config\.data\.name=tfds"
@@ -220,12 +221,12 @@ def test_a_prepared_dataset_is_no_folder_of_images(tmp_path):
     folder(tmp_path)
 
 
-def test_a_missing_folder_is_an_error(tmp_path):
+def test_missing_folder_is_an_error(tmp_path):
   with pytest.raises(schema.ConfigError, match=r"config\.data\.path: no folder .*nowhere"):
     folder(tmp_path / "nowhere")
 
 
-def test_a_missing_folder_of_the_home_directory_is_shown_in_full(monkeypatch, tmp_path):
+def test_missing_folder_below_home_is_shown_with_its_full_path(monkeypatch, tmp_path):
   monkeypatch.setenv("HOME", str(tmp_path))
   with pytest.raises(schema.ConfigError, match=rf"no folder '~/photos' \('{tmp_path}/photos'\)\. Restore it"):
     folder("~/photos")
@@ -247,7 +248,7 @@ def test_labels_are_known_without_the_files(tmp_path, layout):
   assert labels(part) == [expected[4], expected[0]]
 
 
-def test_a_subset_of_a_folder_names_its_own_files(tmp_path):
+def test_subset_of_a_folder_names_its_own_files(tmp_path):
   source = folder(write(tmp_path, *(f"train/{label}/{i}.png" for label in "ab" for i in range(5))), test="train")
   chosen = [7, 2, 9]
   part = sources.select_subset(source, chosen)

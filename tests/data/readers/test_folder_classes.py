@@ -1,4 +1,4 @@
-"""Classes of image folders: their order, and names that are one class or look like one."""
+"""Tests of the classes of image folders: their order, and names that are the same class or look alike."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.image_files import image, names, numbers
 from vit_jax import schema
 
 
-def test_g13_folders_that_are_numbers_are_classes_by_value(tmp_path):
+def test_numeric_folder_names_are_sorted_by_value(tmp_path):
   path = write(tmp_path, *(f"{i}/{j}.png" for i in range(12) for j in range(5)))
   source = folder(path)
   assert source.classes == tuple(map(str, range(12)))
@@ -18,7 +18,7 @@ def test_g13_folders_that_are_numbers_are_classes_by_value(tmp_path):
   assert sorted(names(before)) == sorted(names(source))  # the same images are held out
 
 
-def test_c3_splits_may_have_a_class_in_two_unicode_forms(tmp_path):
+def test_splits_may_have_a_class_in_two_unicode_forms(tmp_path):
   nfc, nfd = "caf\u00e9", "cafe\u0301"
   path = write(tmp_path, f"train/{nfc}/1.png", "train/tea/1.png", f"test/{nfd}/1.png", "test/tea/1.png")
   train, test = folder(path), folder(path, "test")
@@ -30,7 +30,7 @@ def test_c3_splits_may_have_a_class_in_two_unicode_forms(tmp_path):
 
 
 @pytest.mark.parametrize("above", ["", "train/"])
-def test_c3_two_folders_of_one_class_are_refused(tmp_path, above):
+def test_two_folders_of_one_class_are_refused(tmp_path, above):
   path = write(tmp_path, f"{above}caf\u00e9/1.png", f"{above}cafe\u0301/1.png", f"{above}tea/1.png")
   with pytest.raises(schema.ConfigError, match="have one name in two Unicode forms") as caught:
     folder(path, test="train" if above else "test")
@@ -38,7 +38,7 @@ def test_c3_two_folders_of_one_class_are_refused(tmp_path, above):
   assert r"'cafe\u0301' and 'caf\xe9'" in caught.value.message
 
 
-def test_g_classes_that_look_alike_are_noted(tmp_path):
+def test_classes_that_look_alike_are_noted(tmp_path):
   path = write(tmp_path, "cat/1.png", "cat /1.png", "Cat/1.png", "dog/1.png", "c\u200bat/1.png")
   assert (
     "1 group of classes has names that look alike but are different classes: 'Cat' and 'cat' and" in folder(path).note

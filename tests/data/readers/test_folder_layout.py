@@ -1,4 +1,4 @@
-"""Layouts of image folders, and paths that are one folder too high or too low."""
+"""Tests of the layouts of image folders, and of paths that are one folder too high or too low."""
 
 import pytest
 
@@ -34,22 +34,22 @@ from vit_jax import schema
     ),
   ],
 )
-def test_a_folder_too_high_or_too_low_says_which_one_to_name(tmp_path, files, inside, advice):
+def test_error_of_a_path_too_high_or_too_low_names_the_right_folder(tmp_path, files, inside, advice):
   write(tmp_path, *(file for file in files if not file.endswith("/")))
   for empty in (file for file in files if file.endswith("/")):
     (tmp_path / empty).mkdir(parents=True)
-  for validation in (0.0, 0.1):  # of a run by default
+  for validation in (0.0, 0.1):  # 0.1 is the default of a run
     with pytest.raises(schema.ConfigError, match=advice.format(tmp_path)):
       folder(tmp_path / inside, validation=validation)
 
 
-def test_newcomer_2_without_a_single_best_folder_none_is_named(tmp_path):
+def test_no_folder_is_suggested_if_several_match_equally(tmp_path):
   write(tmp_path, "a/x/1.png", "b/x/1.png")
   with pytest.raises(schema.ConfigError, match=r"no split 'train'. Allowed: a, b\.$"):
     folder(tmp_path, validation=0.1)
 
 
-def test_newcomer_2_an_empty_class_folder_is_named_with_the_remedy(tmp_path):
+def test_empty_class_folder_is_named_with_the_fix(tmp_path):
   write(tmp_path, *(f"a/{i}.png" for i in range(5)))
   (tmp_path / "b").mkdir()
   with pytest.raises(
@@ -58,7 +58,7 @@ def test_newcomer_2_an_empty_class_folder_is_named_with_the_remedy(tmp_path):
     folder(tmp_path, validation=0.1)
 
 
-def test_newcomer_2_test_images_alone_need_no_validation_images(tmp_path):
+def test_folder_with_only_test_images_needs_no_validation(tmp_path):
   write(tmp_path, *(f"test/a/{i}.png" for i in range(5)))
   assert len(folder(tmp_path, "test", validation=0.1)) == 5
 
@@ -88,7 +88,7 @@ def test_newcomer_2_test_images_alone_need_no_validation_images(tmp_path):
     (("a/1.png", "b/1.png"), "contains no record"),
   ],
 )
-def test_a_folder_of_another_shape_is_one_clear_error(tmp_path, files, message):
+def test_folder_with_another_layout_is_one_error(tmp_path, files, message):
   write(tmp_path, *files)
   with pytest.raises(schema.ConfigError, match=message) as caught:
     folder(tmp_path, "test")

@@ -1,4 +1,7 @@
-"""Validation images of a folder: a seeded share of the training images of each class, or a folder of their own."""
+"""Tests of the validation images of a folder.
+
+They are a seeded share of the training images of each class, or a separate folder.
+"""
 
 import collections
 import hashlib
@@ -11,7 +14,7 @@ from vit_jax import schema
 
 
 def photographs(root, counts, layout="classes"):
-  """A folder of so many files of each class, in class folders or below train and test."""
+  """Writes a folder with `counts` files per class, in class folders or below train and test."""
   top = [""] if layout == "classes" else ["train/", "test/"]
   return write(
     root, *(f"{split}{name}/{i}.png" for split in top for name, count in counts.items() for i in range(count))
@@ -19,7 +22,7 @@ def photographs(root, counts, layout="classes"):
 
 
 @pytest.mark.parametrize("layout", ["classes", "splits"])
-def test_e3_a_share_of_the_training_images_of_each_class_is_held_out(tmp_path, layout):
+def test_share_of_the_training_images_of_each_class_is_held_out(tmp_path, layout):
   path = photographs(tmp_path, {"a": 50, "b": 20, "c": 3, "d": 2}, layout)
   whole, rest = (set(names(folder(path, validation=share))) for share in (0, 0.1))
   val = set(names(folder(path, "val", validation=0.1)))
@@ -35,7 +38,7 @@ def test_e3_a_share_of_the_training_images_of_each_class_is_held_out(tmp_path, l
   )
 
 
-def test_e3_validation_images_follow_from_the_seed_and_their_names_alone(tmp_path):
+def test_validation_images_depend_only_on_the_seed_and_their_names(tmp_path):
   path = photographs(tmp_path, {"a": 60, "b": 60}, "splits")
   val = sorted(names(folder(path, "val", validation=0.2)))
   assert val == sorted(names(folder(path, "val", validation=0.2)))
@@ -47,12 +50,12 @@ def test_e3_validation_images_follow_from_the_seed_and_their_names_alone(tmp_pat
   }
   smallest = [sorted((name for name in hashes if f"/{label}/" in name), key=hashes.get)[:12] for label in "ab"]
   assert val == sorted(smallest[0] + smallest[1])
-  (tmp_path / "train/a/new.png").write_bytes(image(3))  # one more image moves at most two others
+  (tmp_path / "train/a/new.png").write_bytes(image(3))  # one more image moves at most two other images
   assert len(set(val) ^ set(names(folder(path, "val", validation=0.2)))) <= 2
 
 
 @pytest.mark.parametrize("called", ["val", "valid", "validation", "dev"])
-def test_e3_a_folder_of_validation_images_is_taken_as_it_is(tmp_path, called):
+def test_folder_of_validation_images_is_used_unchanged(tmp_path, called):
   path = write(
     tmp_path, *(f"{split}/{label}/{i}.png" for split in ("train", "test", called) for label in "ab" for i in range(9))
   )
@@ -62,7 +65,7 @@ def test_e3_a_folder_of_validation_images_is_taken_as_it_is(tmp_path, called):
 
 
 @pytest.mark.parametrize("layout", ["classes", "splits"])
-def test_e3_a_missing_validation_split_names_the_default(tmp_path, layout):
+def test_error_of_a_missing_validation_split_names_the_default(tmp_path, layout):
   path = photographs(tmp_path, {"a": 20, "b": 20}, layout)
   remove = "By default, a run holds out 'val' from 'train': remove config.data.val, or set the share with"
   for val in ("val", "val[:50%]", "vall"):
@@ -72,15 +75,15 @@ def test_e3_a_missing_validation_split_names_the_default(tmp_path, layout):
     assert str(error.value).endswith(f" {remove} config.data.validation=0.1")
   with pytest.raises(schema.ConfigError, match=r"hold out 'val' from 'train', set config\.data\.validation=0\.1"):
     folder(path, "val")
-  with pytest.raises(schema.ConfigError) as error:  # nothing is held out of a part
+  with pytest.raises(schema.ConfigError) as error:  # no images are held out of a slice
     folder(path, "val", val="val", train="train[:50%]")
   assert "validation" not in str(error.value)
 
 
-def test_e3_what_cannot_be_held_out_is_said(tmp_path):
+def test_impossible_holdout_is_an_error(tmp_path):
   path = photographs(tmp_path, {"a": 2, "b": 1}, "splits")
   with pytest.raises(schema.ConfigError, match=r"config\.data\.validation: no class of 'train' has 3 images"):
     folder(path, validation=0.1)
   with pytest.raises(schema.ConfigError, match="held out only from a whole split"):
     folder(path, validation=0.1, train="train[:2]")
-  assert len(folder(path, validation=0.1, val="train[2:]", train="train[:2]")) == 2  # `val` decides
+  assert len(folder(path, validation=0.1, val="train[2:]", train="train[:2]")) == 2  # `val` takes precedence

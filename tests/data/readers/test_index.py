@@ -1,4 +1,4 @@
-"""Positions of records: what is kept of a scan, and bytes that are read together."""
+"""Tests of positions of records: the cache of scans, and byte ranges that are read together."""
 
 import base64
 import json
@@ -16,12 +16,15 @@ from vit_jax.data.readers import index, listing
 
 @pytest.fixture(autouse=True)
 def kept_at_once(monkeypatch, tmp_path):
-  """The cache alone has to tell files apart: a file that has just been written is kept too."""
+  """Disables the waiting time, so that scans of newly written files are cached too.
+
+  The cache alone must distinguish files.
+  """
   monkeypatch.setattr(index, "SETTLED", 0.0)
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_a_file_is_looked_through_again_only_when_it_has_changed(tmp_path):
+def test_file_is_scanned_again_only_after_a_change(tmp_path):
   for name in "ab":
     (tmp_path / f"{name}.tar").write_text(name)
   scanned = []
@@ -41,7 +44,7 @@ def test_a_file_is_looked_through_again_only_when_it_has_changed(tmp_path):
   assert (made(), scanned) == ([[0, 1, 2], [1, 2, 3]], [])
   (tmp_path / "b.tar").write_text("another")
   assert (made(), scanned) == ([[0, 1, 2], [1, 2, 3]], [1])
-  # As a full disk leaves it, and with another name of the array, or a way of packing that there is not.
+  # Damage: a file truncated as by a full disk, another name of the array, an invalid compression.
   for damage in (
     lambda data: data[:50],
     lambda data: data.replace(b"starts", b"stirts"),
@@ -53,7 +56,7 @@ def test_a_file_is_looked_through_again_only_when_it_has_changed(tmp_path):
   assert not [*(tmp_path / "cache").rglob("*.partial")]
 
 
-def test_without_a_cache_the_data_are_read_all_the_same(tmp_path, monkeypatch, caplog):
+def test_data_are_readable_without_a_cache(tmp_path, monkeypatch, caplog):
   (tmp_path / "file").write_text("no folder")
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
   forms.tars(tmp_path / "data", [streams.file(i) for i in range(5)], [0] * 5)
@@ -62,7 +65,7 @@ def test_without_a_cache_the_data_are_read_all_the_same(tmp_path, monkeypatch, c
 
 
 def labelled(form, root, values):
-  """Writes eight images with these labels in one form of storage; returns the name of its reader."""
+  """Writes images with these labels in one storage format, and returns the name of its reader."""
   root.mkdir(parents=True, exist_ok=True)
   images = [streams.file(i) for i in range(len(values))]
   write, reader = forms.FORMS[form]
@@ -72,14 +75,14 @@ def labelled(form, root, values):
 
 
 def stamps(root):
-  """(size, time of modification) of each file that is not an image."""
+  """Returns (size, modification time) of each file that is not an image."""
   found = [file for file in sorted(root.rglob("*")) if file.is_file() and file.suffix != ".png"]
   return {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in found}
 
 
 @pytest.mark.parametrize("form", forms.FORMS)
 @pytest.mark.parametrize("how", ["written over", "replaced", "copied over"])
-def test_g7_data_with_new_labels_and_the_same_size_and_time_are_read_anew(tmp_path, form, how):
+def test_new_labels_with_equal_size_and_time_are_read_again(tmp_path, form, how):
   before, after = [0, 1, 2, 3, 0, 1, 2, 3], [1, 0, 3, 2, 1, 0, 3, 2]
   root, other = tmp_path / "data", tmp_path / "other"
   reader = labelled(form, root, before)
@@ -100,7 +103,7 @@ def test_g7_data_with_new_labels_and_the_same_size_and_time_are_read_anew(tmp_pa
 
 
 @pytest.mark.parametrize("form", forms.FORMS)
-def test_g7_one_relative_path_in_two_folders_is_two_data_sets(tmp_path, form, monkeypatch):
+def test_equal_relative_paths_in_two_folders_are_two_datasets(tmp_path, form, monkeypatch):
   values = {"a": [0, 1, 2, 3, 0, 1, 2, 3], "b": [3, 2, 1, 0, 3, 2, 1, 0]}
   for folder in "ab":
     reader = labelled(form, tmp_path / folder / "data", values[folder])
@@ -111,7 +114,7 @@ def test_g7_one_relative_path_in_two_folders_is_two_data_sets(tmp_path, form, mo
     assert labels(forms.opened(reader, "data", test="train")) == values[folder]
 
 
-def test_g7_a_manifest_that_a_link_leads_to_is_the_one_it_leads_to_now(tmp_path):
+def test_cached_scan_follows_the_current_target_of_a_link(tmp_path):
   for i, name in enumerate(("one", "two")):
     line = {"bytes": base64.b64encode(b"x").decode(), "label": [0, 1][i]}
     (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
@@ -122,7 +125,7 @@ def test_g7_a_manifest_that_a_link_leads_to_is_the_one_it_leads_to_now(tmp_path)
     assert labels(forms.opened("manifest", link, test="train")) == [i]
 
 
-def test_g7_a_scan_of_a_file_that_changes_meanwhile_is_not_kept(tmp_path):
+def test_scan_of_a_file_that_changes_meanwhile_is_not_cached(tmp_path):
   (tmp_path / "a.tar").write_text("1")
 
   def scan(file):
@@ -139,7 +142,7 @@ def test_g7_a_scan_of_a_file_that_changes_meanwhile_is_not_kept(tmp_path):
   assert made() == [1]
 
 
-def test_g7_a_scan_is_kept_only_if_a_later_change_would_show(tmp_path, monkeypatch):
+def test_scan_is_cached_only_if_a_later_change_can_be_detected(tmp_path, monkeypatch):
   monkeypatch.setattr(index, "SETTLED", 2.0)
   (tmp_path / "a.tar").write_text("1")
   index.load_or_scan("x", listing.list_files(str(tmp_path), (".tar",), "x"), lambda file: {"starts": np.zeros(1)})
@@ -147,18 +150,18 @@ def test_g7_a_scan_is_kept_only_if_a_later_change_would_show(tmp_path, monkeypat
 
 
 @pytest.mark.heavy
-def test_g7_an_object_of_a_bucket_that_was_replaced_is_read_anew(bucket, monkeypatch):
+def test_replaced_object_of_a_bucket_is_read_again(bucket, monkeypatch):
   about, listed = {"bytes": base64.b64encode(b"x").decode()}, listing.locations.BucketFolder.listed
   for label in (0, 1):
     (bucket / "a.jsonl").write_text(json.dumps(about | {"label": label}) + "\n")
     entries = listed(bucket)
-    # Clients that know the time in whole seconds, and a clock that was set back, see the same size and time.
+    # Some clients report the time in whole seconds, and a clock may be set back. Then size and time stay equal.
     same = entries._replace(objects={name: (size, "2020") for name, (size, _) in entries.objects.items()})
     monkeypatch.setattr(listing.locations.BucketFolder, "listed", lambda root, same=same: same)
     assert labels(forms.opened("manifest", bucket, test="train")) == [label]
 
 
-def test_neighbours_are_one_read_and_what_lies_apart_is_several(tmp_path, monkeypatch):
+def test_adjacent_records_are_one_read_and_distant_records_several(tmp_path, monkeypatch):
   (tmp_path / "a.tar").write_bytes(bytes(range(256)) * 1000)
   files = listing.list_files(str(tmp_path), (".tar",), "x")
   starts, sizes = [0, 100, 100_000, 256, 300], [50, 200, 10, 3, 7]

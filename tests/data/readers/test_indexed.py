@@ -1,4 +1,4 @@
-"""What every form of storage has in common: the same records, labels, errors and restarts."""
+"""Tests of the properties that all storage formats share: records, labels, errors and restarts."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def opened(form, root, split="train", **args):
 
 
 @each_form
-def test_every_form_has_the_records_that_were_written(form, tmp_path):
+def test_every_form_contains_the_written_records(form, tmp_path):
   written(form, tmp_path, [i % 3 for i in range(COUNT)])
   written(form, tmp_path, [2, 0], "test")
   source, test = opened(form, tmp_path), opened(form, tmp_path, "test")
@@ -39,7 +39,7 @@ def test_every_form_has_the_records_that_were_written(form, tmp_path):
 
 
 @each_form
-def test_neighbours_at_one_go_are_the_records(form, tmp_path):
+def test_adjacent_records_read_together_match_single_reads(form, tmp_path):
   source = opened(form, written(form, tmp_path, [i % 3 for i in range(COUNT)]), test="train")
   if source.runs:
     for first, stop in ((0, COUNT), (3, 40), (16, 18), (49, 50)):
@@ -48,7 +48,7 @@ def test_neighbours_at_one_go_are_the_records(form, tmp_path):
 
 
 @each_form
-def test_labels_may_be_names_in_the_order_of_the_alphabet_or_of_a_file(form, tmp_path):
+def test_class_names_are_sorted_or_in_the_order_of_a_file(form, tmp_path):
   given = [CLASSES[(i * 2) % 3] for i in range(COUNT)]
   written(form, tmp_path / "data", given)
   source = opened(form, tmp_path / "data", test="train")
@@ -74,7 +74,7 @@ def test_images_may_have_lists_of_labels(form, tmp_path):
 
 
 @each_form
-def test_a_label_out_of_range_is_refused_before_anything_is_read(form, tmp_path):
+def test_label_out_of_range_is_refused_before_reading_images(form, tmp_path):
   written(form, tmp_path, [7 if i == 31 else i % 3 for i in range(COUNT)])
   assert len(opened(form, tmp_path, test="train").classes) == 8
   with pytest.raises(schema.ConfigError, match=r"label 7 is out of range. Allowed: 0 to 2") as caught:
@@ -85,7 +85,7 @@ def test_a_label_out_of_range_is_refused_before_anything_is_read(form, tmp_path)
 
 @each_form
 @pytest.mark.parametrize("label", [-1, None, 1.5, True, {"a": 1}, ""])
-def test_what_is_no_label_is_refused(form, label, tmp_path):
+def test_invalid_label_is_refused(form, label, tmp_path):
   given = [label] * 3 if form == "parquet" else [0, 1, label, 1]  # a column has one type
   with pytest.raises(schema.ConfigError, match=r"config\.data\.path: .*label"):
     opened(form, written(form, tmp_path, given), test="train")
@@ -97,7 +97,7 @@ def class_of_each(source):
 
 @each_form
 @pytest.mark.parametrize("kind", [int, str])
-def test_g13_labels_that_are_numbers_mean_the_same_classes_in_every_form(form, kind, tmp_path):
+def test_numeric_labels_are_the_same_classes_in_every_form(form, kind, tmp_path):
   values = [(i * 7) % 12 for i in range(COUNT)]
   written(form, tmp_path / "data", [kind(value) for value in values])
   source = opened(form, tmp_path / "data", test="train")
@@ -107,7 +107,7 @@ def test_g13_labels_that_are_numbers_mean_the_same_classes_in_every_form(form, k
   source = opened(form, tmp_path / "data", test="train", classes=str(names))
   assert class_of_each(source) == [f"animal {value}" for value in values]
   names.write_text("".join(f"{i}\n" for i in sorted(map(str, range(12)))))
-  if kind is str:  # in JSON and Parquet a text is a name
+  if kind is str:  # in JSON and Parquet, a string is a name
     source = opened(form, tmp_path / "data", test="train", classes=str(names))
     assert class_of_each(source) == [str(value) for value in values]
   else:
@@ -117,7 +117,7 @@ def test_g13_labels_that_are_numbers_mean_the_same_classes_in_every_form(form, k
       opened(form, tmp_path / "data", test="train", classes=str(names))
 
 
-def test_g13_digits_in_a_cls_mean_what_a_number_in_json_means(tmp_path):
+def test_digits_in_a_cls_file_mean_the_same_as_a_json_number(tmp_path):
   names = tmp_path / "classes.txt"
   for i, form in enumerate(("cls", "txt", "json")):
     members = []
@@ -135,13 +135,13 @@ def test_g13_digits_in_a_cls_mean_what_a_number_in_json_means(tmp_path):
       forms.opened("tars", tmp_path / str(i), test="train", classes=str(names))
 
 
-def test_g13_the_names_of_a_parquet_schema_are_numbered_by_position(tmp_path):
+def test_names_of_a_parquet_schema_are_numbered_by_position(tmp_path):
   forms.parquet(tmp_path, FILES[:4], [0, 1, 2, 1], names=["10", "0", "1"])
   assert class_of_each(opened("parquet", tmp_path, test="train")) == ["10", "0", "1", "0"]
 
 
 @each_form
-def test_a_run_goes_on_where_it_was_and_on_two_hosts_as_on_one(form, tmp_path, monkeypatch):
+def test_resumed_runs_and_two_hosts_have_the_same_batches(form, tmp_path, monkeypatch):
   monkeypatch.setattr(images, "KEEP", 0)
   source = opened(form, written(form, tmp_path, [i % 3 for i in range(COUNT)]), test="train")
   whole = streams.train(source, 12, 12)
@@ -154,7 +154,7 @@ def test_a_run_goes_on_where_it_was_and_on_two_hosts_as_on_one(form, tmp_path, m
 
 
 @each_form
-def test_a_bad_image_stops_the_run_by_its_name_or_is_left_out(form, tmp_path):
+def test_bad_image_stops_the_run_or_is_skipped(form, tmp_path):
   files = [b"no image" if i == 4 else FILES[i] for i in range(COUNT)]
   source = opened(form, written(form, tmp_path, [0] * COUNT, files=files), test="train")
   with pytest.raises(images.ImageError, match="record 4"):
@@ -167,14 +167,14 @@ def test_other_data_have_another_fingerprint(form, tmp_path):
   one = opened(form, written(form, tmp_path / "a", [0] * 20), test="train").fingerprint()
   assert opened(form, tmp_path / "a", test="train").fingerprint() == one
   two = opened(form, written(form, tmp_path / "b", [0] * 20, files=[*FILES[:19], FILES[0] * 2]), test="train")
-  assert two.fingerprint() != one  # a tar is filled up to 10 kB: its time of change tells
+  assert two.fingerprint() != one  # tar files are padded to 10 kB, so only the modification time differs
   three = opened(form, written(form, tmp_path / "c", [1] * 20), test="train")
   assert three.fingerprint().names != one.names
   assert opened(form, tmp_path / "a", "train[1:]", test="train").fingerprint().names != one.names
 
 
 @each_form
-def test_a_split_that_is_not_there_is_named_with_those_that_are(form, tmp_path):
+def test_missing_split_is_an_error_that_lists_the_splits(form, tmp_path):
   written(form, tmp_path, [0, 1, 0])
   with pytest.raises(sources.SplitError, match=r"config\.data\.test: no split 'test'.*Allowed: train"):
     opened(form, tmp_path, "test")

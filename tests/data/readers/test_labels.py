@@ -1,4 +1,4 @@
-"""Labels of records: numbers or names, one or several, and the classes that they make."""
+"""Tests of the labels of records: numbers or names, one or several per record, and their classes."""
 
 import random
 
@@ -24,7 +24,7 @@ def resolved(files, classes=None, most=1, **options):
 
 
 def meant(values, classes, **options):
-  """The names of the classes that labels mean."""
+  """Returns the names of the classes that labels refer to."""
   names, (found,) = resolved([values], classes, **options)
   return [names[found[i]] for i in range(len(values))]
 
@@ -46,12 +46,12 @@ SHUFFLED = ["0", "1", "10", "11", "2"]
     ([2, 1], ["00", "01", "02"], ["02", "01"]),
   ],
 )
-def test_g13_a_list_of_classes_decides_what_a_number_means(values, classes, names):
+def test_list_of_classes_determines_the_meaning_of_a_number(values, classes, names):
   assert meant(values, classes) == names
 
 
 @pytest.mark.parametrize("classes", [SHUFFLED, ["1", "2", "3"], ["cat", "0"], ["b", "2", "a"], ["00", "02", "01"]])
-def test_g13_a_number_that_may_mean_two_classes_is_refused_with_the_fix(classes):
+def test_ambiguous_number_is_refused_with_the_fix(classes):
   with pytest.raises(schema.ConfigError, match=r"the class at position .*other names, such as 'class ") as caught:
     resolved([[0, 1]], classes)
   assert caught.value.place == "config.data.classes"
@@ -63,14 +63,14 @@ def test_g13_a_number_that_may_mean_two_classes_is_refused_with_the_fix(classes)
   ("values", "classes"),
   [(["3"], ["a", "b", "c"]), (["2"], ["0", "1"]), ([3], ["0", "1", "2"]), ([5], ["2019", "2020"])],
 )
-def test_g13_a_number_that_means_no_class_is_refused(values, classes):
+def test_number_without_a_class_is_refused(values, classes):
   with pytest.raises(
     schema.ConfigError, match=r"file 0, record 0: label '?.'? is (not one of the classes|out of range)"
   ):
     resolved([values], classes)
 
 
-def test_g13_names_in_use_are_sorted_by_value_and_numbers_are_positions():
+def test_names_are_sorted_by_value_and_numbers_are_positions():
   texts = [str(i) for i in (11, 10, 2, 1, 0, 3, 4, 5, 6, 7, 8, 9)]
   expected = tuple(map(str, range(12)))
   assert resolved([texts])[0] == resolved([[int(text) for text in texts]])[0] == expected
@@ -78,7 +78,7 @@ def test_g13_names_in_use_are_sorted_by_value_and_numbers_are_positions():
   assert resolved([texts], order="text")[0] == tuple(sorted(expected))
 
 
-def test_c3_names_in_two_unicode_forms_are_one_class():
+def test_names_in_two_unicode_forms_are_one_class():
   nfc, nfd = "caf\u00e9", "cafe\u0301"
   names, (one, two) = resolved([[nfc, "a"], [nfd, "a"]])
   assert names == ("a", nfc) and (one[0], two[0]) == (1, 1)
@@ -89,7 +89,7 @@ def test_c3_names_in_two_unicode_forms_are_one_class():
   assert labels.describe_forms([collected([nfc]), collected([nfc, "a"])]) == ""
 
 
-def test_labels_of_many_forms_are_those_that_were_added():
+def test_collected_labels_match_the_added_labels():
   draw = random.Random(0)
   names = ["b", "a\nb", "a\\nb", "\\", "é", "x y", "\\\\n", "\ud800"]
   for pool in (names, [*range(9)]):
@@ -115,20 +115,20 @@ def test_labels_of_many_forms_are_those_that_were_added():
     ([[[0, 1], [2, 2**31 - 1]]], 2, "", "file 0, record 1: label 2,147,483,647. Allowed: below 1,048,576"),
   ],
 )
-def test_labels_that_do_not_go_together_are_refused(files, most, key, message):
+def test_inconsistent_labels_are_refused(files, most, key, message):
   with pytest.raises(schema.ConfigError, match=message) as caught:
     resolved(files, None, most)
   assert caught.value.place == f"config.data{f'.{key}' if key else ''}"
 
 
-def test_a_label_that_is_no_class_is_refused_with_its_record():
+def test_label_without_a_class_is_refused_with_its_record():
   with pytest.raises(schema.ConfigError, match=r"file 1, record 2: label 'd' is not one of the classes. Did you mean"):
     resolved([["a"], ["b", "a", "d"]], ["a", "b", "do"])
   with pytest.raises(schema.ConfigError, match=r"file 0, record 2: label 5 is out of range. Allowed: 0 to 2"):
     resolved([[[1], [2, 0, 1], [0, 5]]], "abc", 3)
 
 
-def test_captions_are_no_classes(monkeypatch):
+def test_captions_are_refused_as_classes(monkeypatch):
   monkeypatch.setattr(labels, "NAMES", 3)
   with pytest.raises(ValueError, match="Check whether the labels are captions"):
     collected("abcd")
@@ -150,20 +150,20 @@ def test_classes_are_a_number_or_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("char", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e"])
-def test_g_lines_of_a_file_of_classes_end_at_line_feeds_only(tmp_path, char):
+def test_lines_of_a_class_file_end_only_at_line_feeds(tmp_path, char):
   file = tmp_path / "names.txt"
   file.write_bytes(f"cat{char}s\r\ndog\n{char}\n".encode())
   assert labels.parse_class_names(str(file)) == (f"cat{char}s", "dog", char)
 
 
-def test_g_a_carriage_return_alone_ends_no_line(tmp_path):
+def test_lone_carriage_return_in_a_class_file_is_an_error(tmp_path):
   file = tmp_path / "names.txt"
   file.write_bytes(b"cat\rdog\r")
   with pytest.raises(schema.ConfigError, match=r"inside a line. End lines with"):
     labels.parse_class_names(str(file))
 
 
-def test_c3_a_file_of_classes_has_each_name_in_one_unicode_form(tmp_path):
+def test_class_file_treats_unicode_forms_as_one_name(tmp_path):
   file = tmp_path / "names.txt"
   file.write_text("caf\u00e9\ncafe\u0301\n", "utf-8")
   with pytest.raises(schema.ConfigError, match="twice"):
@@ -173,5 +173,5 @@ def test_c3_a_file_of_classes_has_each_name_in_one_unicode_form(tmp_path):
 
 
 @pytest.mark.parametrize("label", [0, 2**31 - 1, (), (4,), (1, 2, 3)])
-def test_a_label_goes_with_the_bytes(label):
+def test_label_and_bytes_are_packed_and_unpacked(label):
   assert labels.unpack_label(labels.pack_label(label, b"\0bytes")) == (b"\0bytes", label)

@@ -1,4 +1,4 @@
-"""Files of many records: which a path stands for, of which split they are, and bytes of them."""
+"""Tests of files with many records: the files that a path matches, their splits, and reads of byte ranges."""
 
 import threading
 
@@ -35,11 +35,11 @@ def touch(root, *names):
     ("full.tar", "full"),
   ],
 )
-def test_a_name_says_the_split(name, split):
+def test_split_is_parsed_from_the_file_name(name, split):
   assert listing.parse_split(name) == split
 
 
-def test_a_path_is_a_file_a_folder_or_a_pattern(tmp_path):
+def test_path_is_a_file_a_folder_or_a_pattern(tmp_path):
   touch(tmp_path, *(f"a/x-train-{i:04d}.tar" for i in range(12)), "a/x-val-0000.tar", "a/notes.txt", "a/.hidden.tar")
   everything = listed(tmp_path).names
   assert len(everything) == 13 and everything == tuple(sorted(everything)) and everything[0] == "a/x-train-0000.tar"
@@ -57,7 +57,7 @@ def test_a_path_is_a_file_a_folder_or_a_pattern(tmp_path):
   }
 
 
-def test_a_name_with_braces_is_that_file(tmp_path):
+def test_existing_name_with_braces_is_that_file(tmp_path):
   touch(tmp_path, "x{1..2}.tar")
   assert listed(tmp_path / "x{1..2}.tar").names == ("x{1..2}.tar",)
 
@@ -74,7 +74,7 @@ def test_a_name_with_braces_is_that_file(tmp_path):
     ("empty", schema.ConfigError, "e.tar is empty"),
   ],
 )
-def test_what_a_path_does_not_stand_for_is_an_error_at_its_key(tmp_path, path, kind, message):
+def test_path_without_matching_files_is_an_error_at_its_key(tmp_path, path, kind, message):
   touch(tmp_path, "a/x-0.tar", "a/x-1.tar", "a/x-2.tar")
   (tmp_path / "empty").mkdir()
   (tmp_path / "empty/e.tar").touch()
@@ -83,20 +83,20 @@ def test_what_a_path_does_not_stand_for_is_an_error_at_its_key(tmp_path, path, k
   assert caught.value.place == "config.data.path"
 
 
-def test_a_split_in_two_folders_is_refused(tmp_path):
+def test_split_in_two_folders_is_refused(tmp_path):
   touch(tmp_path, "cats/train-0.tar", "dogs/train-0.tar")
   with pytest.raises(schema.ConfigError, match=r"'train' are in several folders .*: cats, dogs"):
     listing.group_by_split(listed(tmp_path))
 
 
-def test_links_to_folders_above_end(tmp_path):
+def test_links_to_parent_folders_terminate(tmp_path):
   touch(tmp_path, "a/x.tar")
   (tmp_path / "a/up").symlink_to(tmp_path)
   (tmp_path / "a/loop").symlink_to("loop")
   assert "a/x.tar" in listed(tmp_path).names
 
 
-def test_many_threads_read_more_files_than_may_be_open(tmp_path, monkeypatch):
+def test_threads_read_more_files_than_may_be_open(tmp_path, monkeypatch):
   monkeypatch.setattr(listing, "OPEN", 3)
   touch(tmp_path, *(f"{i}.tar" for i in range(20)))
   files, wrong = listed(tmp_path), []
@@ -115,7 +115,7 @@ def test_many_threads_read_more_files_than_may_be_open(tmp_path, monkeypatch):
   assert not wrong
 
 
-def test_a_file_that_became_shorter_is_an_error_of_the_file(tmp_path):
+def test_file_that_became_shorter_is_an_error_of_the_file(tmp_path):
   touch(tmp_path, "a.tar")
   files = listed(tmp_path)
   with pytest.raises(OSError, match=r"a\.tar ends before byte 9") as caught:

@@ -1,4 +1,4 @@
-"""Datasets on a disk and in a bucket: the same folder in both, and buckets that are not there."""
+"""Tests of datasets on a disk and in a bucket: the same folder in both, and missing buckets."""
 
 import pytest
 
@@ -14,7 +14,7 @@ FILES = (*(f"{label}/{i}.png" for label in ("cat", "a dog%2F?") for i in range(7
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_a_folder_in_a_bucket_is_the_same_folder_on_a_disk(bucket, bucket_server, tmp_path, split):
+def test_folder_in_a_bucket_matches_the_folder_on_a_disk(bucket, bucket_server, tmp_path, split):
   write(tmp_path, *FILES)
   bucket_server.fill(tmp_path, bucket.name)
   here, there = folder(tmp_path, split), folder(bucket, split)
@@ -29,7 +29,7 @@ def test_a_folder_in_a_bucket_is_the_same_folder_on_a_disk(bucket, bucket_server
 
 
 @pytest.mark.heavy
-def test_an_image_that_is_gone_from_a_bucket_is_an_error_of_that_image_alone(bucket):
+def test_missing_image_of_a_bucket_is_an_error_of_that_image_only(bucket):
   for name in FILES:
     (bucket / name).write_bytes(image(1))
   source = folder(bucket, holdout=0.0)
@@ -41,7 +41,7 @@ def test_an_image_that_is_gone_from_a_bucket_is_an_error_of_that_image_alone(buc
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["folder", "digits"])
-def test_a_bucket_that_is_not_there_and_one_without_the_data_are_told_apart(bucket, name):
+def test_missing_bucket_and_missing_data_have_different_errors(bucket, name):
   with enter_key("config.data"):
     with pytest.raises(
       AbsentError, match=r"data.path: gs://nobody/x cannot be reached: the bucket 'nobody' does not exist"
@@ -53,13 +53,13 @@ def test_a_bucket_that_is_not_there_and_one_without_the_data_are_told_apart(buck
 
 @pytest.mark.parametrize("path", ["gcs://b/a", "s3://b/a", "gs:/b/a", "hf://a/b"])
 @pytest.mark.parametrize("name", ["folder", "digits"])
-def test_data_of_another_scheme_are_one_line(name, path):
+def test_path_with_an_unknown_scheme_is_an_error(name, path):
   with enter_key("config.data"), pytest.raises(ConfigError, match=r"data\.path: .* unknown scheme"):
     catalog.open_split(Choice(name, {"path": path}), "train")
 
 
 @pytest.mark.heavy
-def test_what_is_no_regular_size_is_not_read(bucket, monkeypatch):
+def test_object_above_the_size_limit_is_not_read(bucket, monkeypatch):
   monkeypatch.setattr(local_files, "LARGEST", 5)
   (bucket / "a/1.png").write_bytes(image(1))
   listed = locations.BucketFolder.listed(bucket)
@@ -68,7 +68,7 @@ def test_what_is_no_regular_size_is_not_read(bucket, monkeypatch):
 
 
 @pytest.mark.heavy
-def test_stamps_are_in_the_order_of_the_files_on_a_disk_and_in_a_bucket(bucket, tmp_path):
+def test_stamps_follow_the_given_order_on_a_disk_and_in_a_bucket(bucket, tmp_path):
   for root in (bucket, tmp_path):
     for name, length in (("a", 2), ("b", 1)):
       (root / name).write_bytes(bytes(length))

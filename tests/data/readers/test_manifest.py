@@ -1,4 +1,4 @@
-"""Manifests: lines that name images or hold them, and lines that do neither."""
+"""Tests of manifests: lines that name an image or contain one, and invalid lines."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ def manifest(path, split="train", **args):
   return opened("manifest", path, split, **{"test": "train"} | args)
 
 
-def test_a_line_names_an_image_or_holds_it(tmp_path):
+def test_line_names_an_image_or_contains_it(tmp_path):
   for i, name in enumerate(("a.png", "sub/b c.png", "ü.png")):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(image(i))
@@ -41,7 +41,7 @@ def test_a_line_names_an_image_or_holds_it(tmp_path):
   assert source.place(2).endswith(f"({file}, line 4)")
 
 
-def test_splits_are_in_the_lines_or_in_the_names_of_files(tmp_path):
+def test_splits_are_in_the_lines_or_in_the_file_names(tmp_path):
   lines = [{"path": f"{i}.png", "label": [i % 3, 3][: i % 4], "split": ["train", "val"][i % 2]} for i in range(20)]
   file = write(tmp_path, *lines)
   train, val = (manifest(file, split, labels=2) for split in ("train", "val"))
@@ -82,7 +82,7 @@ def test_splits_are_in_the_lines_or_in_the_names_of_files(tmp_path):
     ("\ufeff\udcff", None),
   ],
 )
-def test_a_line_of_another_shape_is_refused_with_file_and_line(tmp_path, line, message):
+def test_invalid_line_is_refused_with_file_and_line(tmp_path, line, message):
   file = write(tmp_path, {"path": "a", "label": 0})
   text = line if isinstance(line, str) else json.dumps(line)
   with file.open("ab") as lines:
@@ -104,13 +104,13 @@ def test_a_line_of_another_shape_is_refused_with_file_and_line(tmp_path, line, m
     ({"bytes": "not base64!"}, "not base64"),
   ],
 )
-def test_an_image_that_is_not_there_is_an_error_of_that_image(tmp_path, line, message):
+def test_missing_image_is_an_error_of_that_image(tmp_path, line, message):
   source = manifest(write(tmp_path, line | {"label": 0}))
   with pytest.raises(OSError, match=message):
     source.read(0)
 
 
-def test_a_fingerprint_has_the_images_that_lines_name(tmp_path):
+def test_fingerprint_includes_the_images_named_by_lines(tmp_path):
   for name in ("a.png", "b.png"):
     (tmp_path / name).write_bytes(image(0))
   lines = [{"path": name, "label": 0} for name in ("a.png", str(tmp_path / "b.png"), "none.png", "x\0y", "~nobody/x")]
@@ -127,7 +127,7 @@ def test_a_fingerprint_has_the_images_that_lines_name(tmp_path):
     manifest(file).read(4)
 
 
-def test_memory_does_not_grow_with_what_lines_hold(tmp_path):
+def test_memory_does_not_grow_with_the_length_of_lines(tmp_path):
   count, line = 3_000, json.dumps({"path": "p" * 200, "label": 3, "note": "x" * 300})
   file = write(tmp_path, *[line] * count)
   tracemalloc.start()
@@ -145,7 +145,7 @@ SPELLINGS = ["a/1.png", "./a/1.png", "a//1.png", "a/../a/1.png", "{root}/a/1.png
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_g_one_image_with_two_labels_is_refused_with_both_lines(tmp_path, spelling):
+def test_image_with_two_labels_is_refused_with_both_lines(tmp_path, spelling):
   (tmp_path / "a").mkdir()
   (tmp_path / "link").symlink_to("a")
   file = write(tmp_path, {"path": "b.png", "label": "cat"}, CAT, DOG | {"path": spelling.format(root=tmp_path)})
@@ -156,12 +156,12 @@ def test_g_one_image_with_two_labels_is_refused_with_both_lines(tmp_path, spelli
     f"{file}, line 2 ('cat') and {file}, line 3 ('dog') give the same image two labels. Rem" in caught.value.message
   )
   (tmp_path / "link").unlink()
-  (tmp_path / "link").mkdir()  # now another folder, although the manifest was scanned before
+  (tmp_path / "link").mkdir()  # now a different folder, although the manifest was scanned before
   if spelling == "link/1.png":
     assert manifest(file).note == ""
 
 
-def test_g_two_labels_of_an_image_are_refused_within_a_split(tmp_path):
+def test_two_labels_of_an_image_are_refused_within_a_split(tmp_path):
   for name, line in (("train-0", CAT), ("train-1", DOG), ("test-0", DOG)):
     (tmp_path / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
   with pytest.raises(schema.ConfigError) as caught:
@@ -172,7 +172,7 @@ def test_g_two_labels_of_an_image_are_refused_within_a_split(tmp_path):
   assert manifest(tmp_path, test="test").classes == ("cat", "dog")
 
 
-def test_g_one_set_of_labels_in_another_order_is_one_label(tmp_path):
+def test_equal_label_sets_in_another_order_are_one_label(tmp_path):
   lines = [{"path": "1.png", "label": label} for label in (["a", "b"], ["b", "a", "a"], ["a"])]
   assert "1 line of 'train' repeats" in manifest(write(tmp_path, *lines[:2]), labels=3).note
   with pytest.raises(
@@ -182,7 +182,7 @@ def test_g_one_set_of_labels_in_another_order_is_one_label(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["path", "bytes"])
-def test_g_lines_that_repeat_an_image_are_counted_in_a_note(tmp_path, key):
+def test_lines_that_repeat_an_image_are_counted_in_a_note(tmp_path, key):
   values = [base64.b64encode(image(i)).decode() if key == "bytes" else f"{i}.png" for i in (0, 1, 0, 1, 1, 2)]
   file = write(tmp_path, *({key: value, "label": 3} for value in values))
   example = f"{file}, line 3, which repeats {file}, line 1"
@@ -194,7 +194,7 @@ def test_g_lines_that_repeat_an_image_are_counted_in_a_note(tmp_path, key):
     manifest(file)
 
 
-def test_g_images_that_are_in_training_and_test_data_are_counted_in_a_note(tmp_path):
+def test_images_in_training_and_test_data_are_counted_in_a_note(tmp_path):
   lines = [{"path": f"{i % 7}.png", "label": 0, "split": "train" if i < 5 else "test"} for i in range(10)]
   file = write(tmp_path, *lines, {"path": "8.png", "label": 0, "split": "val"})
   source = manifest(file, test="test", val="val")
@@ -204,14 +204,15 @@ def test_g_images_that_are_in_training_and_test_data_are_counted_in_a_note(tmp_p
   )
   assert manifest(file, "test", test="test").note == ""  # a run prints the note of its training data
   assert manifest(file, train="train[:2]", test="train[2:]").note == ""
-  assert manifest(file, train="test[:2]", test="test[1:]").note == ""  # of which other code reports the common records
+  # other code reports records shared by overlapping slices
+  assert manifest(file, train="test[:2]", test="test[1:]").note == ""
   repeated = write(tmp_path, *({"path": f"{i % 3}.png", "label": 0} for i in range(6)))
   source = manifest(repeated, train="train[:3]", test="train[4:]")
   assert "data overlap: 2 images of test are" in source.note and "line 2 and" in source.note
 
 
 @pytest.mark.heavy
-def test_lines_and_images_may_be_in_a_bucket(bucket, bucket_server, tmp_path):
+def test_manifest_and_images_may_be_in_a_bucket(bucket, bucket_server, tmp_path):
   forms.inline(tmp_path, [image(i) for i in range(40)], [i % 3 for i in range(40)])
   (bucket / "in/all.jsonl").write_bytes((tmp_path / "all.jsonl").read_bytes())
   here, there = manifest(tmp_path), manifest(bucket / "in")

@@ -1,4 +1,4 @@
-"""Notes on images of folders and tar shards that are both trained on and measured."""
+"""Tests of the notes on images of folders and tar shards that are in both training and evaluation data."""
 
 import os
 
@@ -20,20 +20,23 @@ def write(root, files):
 
 
 def note(path, split="train", form="folder", **args):
-  """The notes on overlaps."""
+  """Returns the notes on overlaps."""
   source = catalog.open_split(schema.Choice(form, {"path": str(path)} | args), split)
   return [line for line in source.note.split("\n") if line.startswith("data overlap")]
 
 
 @pytest.fixture
 def photos(tmp_path):
-  """Numbered files in two splits; 3.png of the class b is the same in both, and 4.png of two classes."""
+  """Returns numbered files in two splits.
+
+  3.png of class b is the same in both splits. test/b/4.png equals train/a/4.png.
+  """
   files = {f"{split}/{name}/{i}.png": bytes([i, len(split), ord(name)]) * 9
            for split in ("train", "test") for name in "ab" for i in range(6)}  # fmt: skip
   return write(tmp_path, files | {"test/b/3.png": files["train/b/3.png"], "test/b/4.png": files["train/a/4.png"]})
 
 
-def test_g_images_of_equal_name_and_size_are_read_and_counted(photos):
+def test_images_of_equal_name_and_size_are_read_and_counted(photos):
   assert note(photos) == [
     f"data overlap: 1 of 12 compared images of test is also in the training data, for example "
     f"'{photos}/train/b/3.png' and "
@@ -46,12 +49,12 @@ def test_g_images_of_equal_name_and_size_are_read_and_counted(photos):
   assert note(photos) == []
 
 
-def test_g_an_image_of_another_class_is_compared_if_no_other_has_its_name(photos):
+def test_image_of_another_class_is_compared_if_only_it_has_the_name(photos):
   (photos / "train/b/4.png").unlink()
   assert note(photos)[0].startswith("data overlap: 2 of 12 compared images of test are also in the training data")
 
 
-def test_g_at_most_32_pairs_are_read_and_nothing_without_a_common_name(tmp_path, monkeypatch):
+def test_at_most_32_pairs_are_read_and_none_without_common_names(tmp_path, monkeypatch):
   same = {f"{split}/a/{i}.png": image(i % 7) for split in ("train", "val", "test") for i in range(50)}
   own = {f"{split}/a/{split}{i}.png": image(0) for split in ("train", "val", "test") for i in range(50)}
   read, stamped, real = [], [], reader.locations.DiskFolder.read
@@ -71,12 +74,12 @@ def test_g_at_most_32_pairs_are_read_and_nothing_without_a_common_name(tmp_path,
   assert note(write(tmp_path / "own", own), val="val") == [] and read == stamped == []
 
 
-def test_g_held_out_images_are_compared_too(tmp_path):
-  files = {f"{name}/{i}.png": image(i) for name in "ab" for i in range(20)}  # each image in both classes
+def test_held_out_images_are_compared(tmp_path):
+  files = {f"{name}/{i}.png": image(i) for name in "ab" for i in range(20)}  # each image is in both classes
   assert "compared images of test are also" in note(write(tmp_path, files), holdout=0.5)[0]
 
 
-def test_g_files_that_cannot_be_read_are_no_overlap(photos):
+def test_unreadable_files_are_not_an_overlap(photos):
   for split in ("train", "test"):
     (photos / split / "b/3.png").unlink()
     (photos / split / "b/3.png").symlink_to("nowhere")
@@ -85,7 +88,7 @@ def test_g_files_that_cannot_be_read_are_no_overlap(photos):
 
 
 def stored(root, form, splits):
-  """Writes {split: {name: content}} in a form, with labels or masks of no meaning."""
+  """Writes {split: {name: content}} in a storage format, with arbitrary labels or masks."""
   for split, images in splits.items():
     if form == "segmentation":
       write(root, {f"images/{split}/{name}": content for name, content in images.items()})
@@ -99,7 +102,10 @@ def stored(root, form, splits):
 
 
 def by_loops(splits, role):
-  """(equal images, images of equal name and size) of a role, each compared with the first such training image."""
+  """Returns (number of equal images, number of images of equal name and size) of a role.
+
+  Each image is compared with the first training image of its name and size.
+  """
   same = alike = 0
   for name, content in splits[role].items():
     others = [
@@ -110,7 +116,7 @@ def by_loops(splits, role):
 
 
 @pytest.mark.parametrize("form", ["segmentation", "tars"])
-def test_g_images_of_tars_and_segmentation_are_compared(tmp_path, form):
+def test_images_of_tars_and_segmentation_are_compared(tmp_path, form):
   splits = {
     "train": {f"{i}.png": image(i) for i in range(8)},
     "val": {f"{i}.png": bytes(len(image(i))) for i in range(8)},
@@ -131,7 +137,7 @@ def test_g_images_of_tars_and_segmentation_are_compared(tmp_path, form):
   assert note(root, "test", form, **given) == [] and note(root, form=form, classes=2, test="train") == []
 
 
-def test_g_a_damaged_shard_of_test_is_an_error_when_test_is_opened(tmp_path):
+def test_damaged_test_shard_is_an_error_only_when_test_is_opened(tmp_path):
   root = stored(tmp_path, "tars", {split: {f"{i}.png": image(i) for i in range(4)} for split in ("train", "test")})
   (root / "test-1.tar").write_bytes(b"no tar")
   assert note(root, form="tars", classes=2) == []

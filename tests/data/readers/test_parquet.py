@@ -1,4 +1,4 @@
-"""Parquet of Hugging Face's form: columns, classes, files that are damaged."""
+"""Tests of Parquet files in the format of Hugging Face: columns, classes and damaged files."""
 
 import json
 
@@ -27,7 +27,7 @@ def table(root, columns, name="train-00000-of-00001.parquet", metadata=None, **o
   form.write_table(made.replace_schema_metadata(metadata) if metadata else made, root / name, **options)
 
 
-def test_classes_are_those_of_the_schema_in_its_order(tmp_path):
+def test_classes_are_in_the_order_of_the_schema(tmp_path):
   forms.parquet(tmp_path, [image(i) for i in range(20)], [i % 2 for i in range(20)], names=NAMES)
   source = parquet(tmp_path)
   assert source.classes == tuple(NAMES) and source.label(3) == 1
@@ -36,7 +36,7 @@ def test_classes_are_those_of_the_schema_in_its_order(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["Sequence", "List", "list"])
-def test_lists_of_classes_in_any_of_the_schemas_words(tmp_path, kind):
+def test_lists_of_classes_are_read_in_every_spelling_of_the_schema(tmp_path, kind):
   label = {"_type": "ClassLabel", "names": NAMES}
   features = {"image": {"_type": "Image"}, "label": [label] if kind == "list" else {"_type": kind, "feature": label}}
   structs = [{"bytes": image(i), "path": None} for i in range(3)]
@@ -49,7 +49,7 @@ def test_lists_of_classes_in_any_of_the_schemas_words(tmp_path, kind):
   assert source.classes == tuple(NAMES) and [source.label(i) for i in range(3)] == [(0, 2), (), (1,)]
 
 
-def test_columns_of_other_names_are_those_of_their_kind_or_of_the_config(tmp_path):
+def test_columns_are_found_by_type_or_by_config_key(tmp_path):
   pictures = [image(i) for i in range(4)]
   columns = {
     "img": [{"bytes": p, "path": ""} for p in pictures],
@@ -72,7 +72,7 @@ def test_columns_of_other_names_are_those_of_their_kind_or_of_the_config(tmp_pat
   assert numbers(parquet(tmp_path / "plain")) == [*zip(pictures, [0, 1, 0, 2], strict=True)]
 
 
-def test_files_of_another_form_are_refused_by_name(tmp_path):
+def test_invalid_files_are_refused_by_name(tmp_path):
   root, other = tmp_path / "one", tmp_path / "other"
   forms.parquet(root, [image(0)] * 6, [0] * 6, names=NAMES)
   file = root / "data/train-00002-of-00003.parquet"
@@ -101,7 +101,7 @@ def test_images_of_two_types_are_refused_with_both_files(tmp_path, other):
 
 @pytest.mark.parametrize("names", [["image", "image", "label"], ["image", "label", "label"]])
 @pytest.mark.parametrize("damaged", [0, 1])
-def test_a_column_that_is_there_twice_is_refused(tmp_path, names, damaged):
+def test_duplicate_column_is_refused(tmp_path, names, damaged):
   import pyarrow
 
   for i in range(2):
@@ -114,7 +114,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path, names, damaged):
   assert caught.value.place == "config.data.path"
 
 
-def test_columns_whose_names_begin_alike_are_told_apart(tmp_path):
+def test_columns_with_a_common_prefix_are_distinguished(tmp_path):
   columns = {
     "image.bytes": [b"wrong"] * 2,
     "label.x": [5, 6],
@@ -124,7 +124,7 @@ def test_columns_whose_names_begin_alike_are_told_apart(tmp_path):
   assert numbers(parquet(tmp_path)) == [(image(0), 1), (image(1), 0)]
 
 
-def test_a_class_that_the_schema_has_twice_is_named(tmp_path):
+def test_duplicate_class_of_the_schema_is_named(tmp_path):
   forms.parquet(tmp_path, [image(0)] * 6, [0] * 6, names=["a", "b", "a"])
   with pytest.raises(schema.ConfigError, match=r"train-00000-of-00003\.parquet lists class 'a' twice. ") as caught:
     parquet(tmp_path)
@@ -132,7 +132,7 @@ def test_a_class_that_the_schema_has_twice_is_named(tmp_path):
   assert parquet(tmp_path, classes="3").classes == ("0", "1", "2")
 
 
-def test_a_row_without_bytes_and_a_damaged_row_group_are_errors_of_their_images(tmp_path):
+def test_missing_bytes_and_damaged_row_groups_affect_only_their_images(tmp_path):
   table(tmp_path, {"image": [{"bytes": None, "path": "a.png"}, {"bytes": b"x", "path": ""}], "label": [0, 1]})
   source = parquet(tmp_path)
   with pytest.raises(OSError, match="its row contains no image bytes"):
@@ -149,7 +149,7 @@ def test_a_row_without_bytes_and_a_damaged_row_group_are_errors_of_their_images(
   assert caught.value.errno is None and source.read(15) == (image(15), 0)
 
 
-def test_its_own_order_is_of_blocks_as_large_as_row_groups(tmp_path):
+def test_blocks_of_the_default_order_have_the_size_of_row_groups(tmp_path):
   forms.parquet(tmp_path, [image(0)] * 600, [0] * 600, group=50)
   source = parquet(tmp_path)
   made = order.auto(len(source), 64, 0, source.runs.together)
@@ -158,13 +158,13 @@ def test_its_own_order_is_of_blocks_as_large_as_row_groups(tmp_path):
 
 
 @pytest.mark.heavy
-def test_parquet_in_a_bucket_is_that_of_a_disk(bucket, bucket_server, tmp_path, monkeypatch):
+def test_parquet_in_a_bucket_matches_parquet_on_a_disk(bucket, bucket_server, tmp_path, monkeypatch):
   monkeypatch.setattr(images, "KEEP", 0)
   forms.parquet(tmp_path, [image(i) for i in range(120)], [i % 3 for i in range(120)], names=NAMES, group=20)
   for file in (tmp_path / "data").iterdir():
     (bucket / "data" / file.name).write_bytes(file.read_bytes())
   here, there = parquet(tmp_path), parquet(bucket)
-  assert there.read(0) == here.read(0)  # the footer
+  assert there.read(0) == here.read(0)  # reads the footer
   asked = bucket_server.counts["GET"]
   assert [there.runs.parse(data) for data in there.runs.read(20, 40)] == numbers(here)[20:40]
   assert bucket_server.counts["GET"] == asked + 1

@@ -1,4 +1,4 @@
-"""Patterns in paths, compared with what Bash makes of them."""
+"""Tests of path patterns against the expansion of Bash."""
 
 import subprocess
 
@@ -32,7 +32,10 @@ def listed(path):
 
 
 def bash(pattern):
-  """The files that Bash makes of a pattern without blanks; as in `nullglob`, none if nothing matches."""
+  """Returns the files that Bash expands a pattern without blanks to.
+
+  As with `nullglob`, the result is empty if there is no match.
+  """
   script = f'shopt -s nullglob; LC_ALL=C; for file in {pattern}; do printf "%s\\n" "$file"; done'
   out = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
   return {line.removeprefix("./") for line in out.splitlines()}
@@ -56,7 +59,7 @@ def bash(pattern):
   ],
 )
 @pytest.mark.parametrize("absolute", [False, True])
-def test_c1_patterns_in_any_component_are_those_of_a_shell(tree, pattern, absolute):
+def test_patterns_in_any_component_match_like_a_shell(tree, pattern, absolute):
   expected = bash(pattern)
   assert expected
   if pattern.startswith("d1/../"):
@@ -65,12 +68,12 @@ def test_c1_patterns_in_any_component_are_those_of_a_shell(tree, pattern, absolu
   assert listed(f"{tree}/{pattern}" if absolute else pattern) == expected
 
 
-def test_c1_a_pattern_may_stand_for_folders(tree):
+def test_pattern_may_match_folders(tree):
   assert listed("d*/plain") == bash("d*/plain/*.tar")
   assert listed("d[12]") == bash("d[12]/*/*.tar")
 
 
-def test_c2_what_exists_under_its_very_name_is_no_pattern(tree):
+def test_existing_name_takes_precedence_over_the_pattern(tree):
   assert listed("d[1]/plain/*.tar") == listed(tree / "d[1]/plain/*.tar") == {"d[1]/plain/x.tar"}
   assert listed("d[1]/plain") == listed("d[1]") == listed("d[1]/plain/x.tar") == {"d[1]/plain/x.tar"}
   assert listed("q/[a].tar") == {"q/[a].tar"} and listed("q/x{1..2}.tar") == {"q/x{1..2}.tar"}
@@ -78,19 +81,19 @@ def test_c2_what_exists_under_its_very_name_is_no_pattern(tree):
 
 
 @pytest.mark.parametrize("pattern", ["z*/plain/*.tar", "./z*", "d[3]/plain/*.tar", "?/z.tar"])
-def test_c2_a_pattern_that_matches_nothing_explains_how_to_escape(tree, pattern):
+def test_error_of_a_pattern_without_a_match_explains_escaping(tree, pattern):
   with pytest.raises(AbsentError, match=r"config\.data\.path: no tar shards .*put it in brackets: \[\[\], \["):
     listed(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["d{1,3}/plain/*.tar", "d1/plain/a-train-{0..2}.tar"])
-def test_c1_each_alternative_of_braces_must_match(tree, pattern):
+def test_each_alternative_of_braces_must_match(tree, pattern):
   with pytest.raises(AbsentError, match=r"config\.data\.path: no file matches '.*', an alternative of "):
     listed(pattern)
 
 
 @pytest.mark.parametrize("form", ["tars", "parquet", "inline"])
-def test_c1_readers_take_files_of_several_folders_that_a_pattern_chose(tmp_path, form, monkeypatch):
+def test_readers_accept_files_of_several_matched_folders(tmp_path, form, monkeypatch):
   write, reader = forms.FORMS[form]
   for first, folder, values in ((0, "d1", [0, 1]), (2, "d2", [2, 1])):
     write(tmp_path / folder, [streams.file(first + i) for i in range(2)], values)
@@ -100,7 +103,7 @@ def test_c1_readers_take_files_of_several_folders_that_a_pattern_chose(tmp_path,
 
 
 @pytest.mark.heavy
-def test_c2_buckets_have_the_same_rules(bucket, bucket_server, tmp_path, tree):
+def test_patterns_in_buckets_follow_the_same_rules(bucket, bucket_server, tmp_path, tree):
   bucket_server.fill(tree, bucket.name)
 
   def names(pattern):
@@ -115,7 +118,7 @@ def test_c2_buckets_have_the_same_rules(bucket, bucket_server, tmp_path, tree):
     names("z[1]/*.tar")
 
 
-def test_braces_in_sets_of_characters_are_characters():
+def test_braces_inside_brackets_are_characters():
   assert patterns.expand_braces("a[{]b,c[}]") == ["a[{]b,c[}]"]
   assert patterns.expand_braces("[!{]{1..2}{x,y}") == ["[!{]1x", "[!{]1y", "[!{]2x", "[!{]2y"]
   assert patterns.expand_braces("a[{1,2}") == ["a[1", "a[2"]

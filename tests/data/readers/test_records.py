@@ -1,4 +1,4 @@
-"""Records of every set of the catalog, in the features of its own builder, through label, crop and a training step."""
+"""Tests of records of every dataset in the catalog, from the features of its builder to a training step."""
 
 import cv2
 import jax
@@ -21,7 +21,7 @@ SETS = [name for name, row in catalog.CATALOG.items() if row.builder and name no
 
 
 def below(thresholds, distance):
-  """The largest i whose threshold is below the distance."""
+  """Returns the largest i with a threshold below the distance."""
   return max(i for i, threshold in enumerate(thresholds) if threshold < distance)
 
 
@@ -29,7 +29,7 @@ def nearest_vehicle(record):
   return min([float(one["location"][2]) for one in record["objects"] if one["type"] < 3], default=1000.0)
 
 
-# The labels that are no feature called "label", of a record as TFDS takes it.
+# Labels that are not the feature "label", computed from a record as TFDS takes it.
 EXPECTED = {
   "imagenet2012_real": lambda record: tuple(record["real_label"]),
   "imagenet2012_multilabel": lambda record: tuple(record["correct_multi_labels"]),
@@ -47,19 +47,19 @@ EXPECTED = {
 
 @pytest.fixture(scope="module", params=SETS)
 def stored(request, tmp_path_factory):
-  """(name, records, source) of a set that is stored as its own builder would."""
+  """Returns (name, records, source) of a dataset stored as its own builder would store it."""
   name, root = request.param, tmp_path_factory.mktemp("data")
   records, row = prepared.write(name, root), prepared.small(request.param)
   return name, records, tfds.catalogued(name, row, "train", path=str(root), train=row.train, test=row.test)
 
 
 def pixels(record, name):
-  """What a model shall see of a record: three channels, and of dSprites black and white."""
+  """Returns the pixels that a model should get from a record: three channels, black and white for dSprites."""
   image = record["image"] * (255 if name.startswith("dsprites") else 1)
   return np.repeat(image, 3 // image.shape[2], axis=2)
 
 
-def test_a_set_gives_the_images_and_labels_of_its_records(stored):
+def test_source_has_the_images_and_labels_of_its_records(stored):
   name, records, source = stored
   row = catalog.CATALOG[name]
   label = EXPECTED.get(name, lambda record: record["label"])
@@ -72,7 +72,7 @@ def test_a_set_gives_the_images_and_labels_of_its_records(stored):
     np.testing.assert_array_equal(decoded, pixels(record, name))
 
 
-def test_a_mask_is_that_of_its_record_and_classes_have_the_numbers_of_the_row(stored):
+def test_mask_and_class_numbers_match_the_record_and_the_row(stored):
   name, records, source = stored
   segments = catalog.CATALOG[name].segments
   assert (source.masks is None) == (segments is None)
@@ -87,7 +87,7 @@ def test_a_mask_is_that_of_its_record_and_classes_have_the_numbers_of_the_row(st
 
 
 @pytest.mark.parametrize("name", ["imagenet2012_real", "clevr_count", "dsprites_location"])
-def test_a_set_in_tfrecord_files_is_the_same_as_in_array_record(name, tmp_path):
+def test_tfrecord_and_array_record_give_the_same_dataset(name, tmp_path):
   sources_of = []
   for form in ("array_record", "tfrecord"):
     prepared.write(name, tmp_path / form, form=form)
@@ -100,24 +100,24 @@ def test_a_set_in_tfrecord_files_is_the_same_as_in_array_record(name, tmp_path):
 
 
 def first_example(name, source):
-  """(image of 32 pixels, labels) of what training begins with, by the row's own defaults."""
+  """Returns (image of 32 pixels, labels) of the first training example with the row's own defaults."""
   choice = schema.bind(schema.Choice(name, {"image_size": 32}), catalog.DATA[name], catalog.DATA)
   feed = choice.train_examples(source, 0, Fields(), 8)
   image, label, _ = feed.example(Images(source, "raise", 10**6, 100.0).read_prepared, 0)
   return image, [int(number) for number in np.atleast_1d(label) if number >= 0]
 
 
-def test_a_set_is_cropped_and_labelled(stored):
+def test_dataset_is_cropped_and_labelled(stored):
   name, _, source = stored
   image, labels = first_example(name, source)
   assert (image.shape, image.dtype) == ((32, 32, 3), np.uint8)
   assert 1 <= len(labels) <= source.labels and max(labels) < len(source.classes)
   if name.startswith("dsprites"):
-    assert image.mean() > 60  # half of ours is ink, which ones instead of 255 would leave black
+    assert image.mean() > 60  # half of the pixels are ink, and an image of ones instead of 255 would be black
 
 
 @pytest.mark.long
-def test_one_image_of_each_set_is_trained_on(tmp_path):
+def test_one_image_of_each_dataset_is_trained_on(tmp_path):
   batch = {"image": [], "label": []}
   for name in SETS:
     prepared.write(name, tmp_path / name)
@@ -125,7 +125,7 @@ def test_one_image_of_each_set_is_trained_on(tmp_path):
     source = tfds.catalogued(name, row, "train", path=str(tmp_path / name), train=row.train, test=row.test)
     image, labels = first_example(name, source)
     batch["image"].append(image)
-    batch["label"].append((labels + 9 * [-1])[:9])  # no list of ours is longer
+    batch["label"].append((labels + 9 * [-1])[:9])  # no generated list is longer
   whole = sources.Source("made", "train", tuple(map(str, range(1000))), len(SETS), None, str, 9)
   parts = build.build(runs.run(batch=len(SETS)), jax.devices()[:1], lambda choice, split: whole)
   batch = {key: np.array(values) for key, values in batch.items()} | {"draw": np.arange(len(SETS), dtype=np.uint32)}
@@ -140,7 +140,7 @@ def features(**more):
   return kinds.FeaturesDict({"image": kinds.Image(), "label": kinds.ClassLabel(num_classes=2)} | more)
 
 
-def test_a_label_that_is_not_there_is_named():
+def test_missing_label_feature_is_named():
   with pytest.raises(
     schema.ConfigError, match=r"the label feature 'real_label'.*Its features are \['image', 'label'\]"
   ):
@@ -149,7 +149,7 @@ def test_a_label_that_is_not_there_is_named():
     create_parser(catalog.CATALOG["clevr_count"], features())
 
 
-def test_a_record_without_what_its_label_follows_from_is_damaged():
+def test_record_without_the_features_of_its_label_is_damaged():
   kinds = prepared.features("kitti:3.3.0")
   read = create_parser(catalog.CATALOG["kitti_distance"], kinds).parse
   with pytest.raises(OSError, match="damaged: a record with 0 images"):

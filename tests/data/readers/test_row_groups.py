@@ -1,4 +1,4 @@
-"""Row groups of Parquet files: read once for many, few of them kept."""
+"""Tests of row groups of Parquet files: one read for many records, and a bounded number in memory."""
 
 import threading
 
@@ -10,7 +10,7 @@ from tests.image_files import image
 from vit_jax.data.readers import row_groups
 
 
-def test_too_little_memory_is_no_damage_of_the_file(tmp_path, monkeypatch):
+def test_lack_of_memory_is_not_reported_as_a_damaged_file(tmp_path, monkeypatch):
   def fail(*which, **options):
     raise pyarrow.lib.ArrowMemoryError("malloc of size 77 failed")
 
@@ -22,7 +22,7 @@ def test_too_little_memory_is_no_damage_of_the_file(tmp_path, monkeypatch):
       source.read(0)
 
 
-def test_a_row_group_is_read_once_for_all_threads_and_few_stay(tmp_path, monkeypatch):
+def test_row_group_is_read_once_for_all_threads_and_few_are_kept(tmp_path, monkeypatch):
   forms.parquet(tmp_path, [image(i) for i in range(90)], [0] * 90, group=10)
   reads, read = [], row_groups.RowGroups._read
   monkeypatch.setattr(row_groups.RowGroups, "_read", lambda self, *which: reads.append(which) or read(self, *which))
@@ -33,7 +33,7 @@ def test_a_row_group_is_read_once_for_all_threads_and_few_stay(tmp_path, monkeyp
   for thread in threads:
     thread.join()
   assert reads == [(0, 0)]
-  monkeypatch.setattr(row_groups, "KEPT", 0)  # but for one
+  monkeypatch.setattr(row_groups, "KEPT", 0)  # only one row group is kept
   reads.clear()
   for i in (0, 1, 11, 12, 0):
     assert source.read(i)[0] == image(i)

@@ -1,4 +1,4 @@
-"""Folders of images with masks: which pairs there are, their splits, the numbers of classes."""
+"""Tests of folders of images with masks: pairs, splits and class numbers."""
 
 import io
 import os
@@ -37,7 +37,7 @@ def read(source, i, size=6):
   return masks.read_mask(Images(source, "raise", 10_000, 100.0), i, size)
 
 
-def test_folders_of_splits_have_the_pairs_of_each(tmp_path):
+def test_split_folders_have_their_own_pairs(tmp_path):
   path = write(tmp_path, "train/b", "train/a", "test/c")
   train, test = opened(path), opened(path, "test")
   assert [train.identify(i) for i in range(len(train))] == ["images/train/a.png", "images/train/b.png"]
@@ -47,7 +47,7 @@ def test_folders_of_splits_have_the_pairs_of_each(tmp_path):
   assert "images/train/a.png" in train.place(0) and "masks/train/a.png" in train.place(0)
 
 
-def test_the_held_out_share_does_not_depend_on_the_order_of_files(tmp_path):
+def test_held_out_share_does_not_depend_on_the_order_of_files(tmp_path):
   path = write(tmp_path, *(f"{i:02}" for i in range(20)))
   train, test = opened(path, holdout=0.25), opened(path, "test", holdout=0.25)
   names = [source.identify(i) for source in (train, test) for i in range(len(source))]
@@ -63,7 +63,7 @@ def test_two_images_of_one_mask_are_refused(tmp_path):
     opened(path)
 
 
-def test_images_and_masks_that_stand_alone_are_left_out_and_counted(tmp_path):
+def test_unpaired_images_and_masks_are_skipped_and_counted(tmp_path):
   path = write(tmp_path, "train/a", "train/b", "train/c", "test/d")
   (tmp_path / "masks/train/a.png").unlink()
   (tmp_path / "images/train/b.png").unlink()
@@ -73,7 +73,7 @@ def test_images_and_masks_that_stand_alone_are_left_out_and_counted(tmp_path):
   assert "2 images with masks; left out: 2 images without a mask, 1 mask without an image" in source.note
 
 
-def test_other_folders_and_numbers_as_in_voc_and_ade(tmp_path):
+def test_folders_and_class_numbers_of_voc_and_ade_are_supported(tmp_path):
   path = write(tmp_path, "train/a", "train/b", "train/c", "test/d", images="JPEGImages", labels="Segmentation/Class")
   (tmp_path / "names.txt").write_text("sky\nsea\n")
   args = {"images": "JPEGImages", "masks": "Segmentation/Class", "first": 1, "ignored": (0,)}
@@ -82,7 +82,7 @@ def test_other_folders_and_numbers_as_in_voc_and_ade(tmp_path):
   assert [read(source, i)[0, 0] for i in range(3)] == [masks.NONE, 0, 1]
 
 
-def test_the_fingerprint_sees_masks(tmp_path):
+def test_fingerprint_includes_masks(tmp_path):
   path = write(tmp_path, "train/a", "train/b", "test/c")
   before = opened(path).fingerprint()
   (tmp_path / "masks/train/b.png").write_bytes(mask(1, (40, 60)))
@@ -108,7 +108,7 @@ def test_the_fingerprint_sees_masks(tmp_path):
     ),
   ],
 )
-def test_a_mistake_says_where_it_is(tmp_path, args, says):
+def test_error_names_its_config_key(tmp_path, args, says):
   write(tmp_path, "train/a", "test/c")
   with pytest.raises(schema.ConfigError, match=says):
     opened(**({"path": tmp_path} | args))

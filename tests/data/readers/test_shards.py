@@ -1,4 +1,7 @@
-"""Files of records in a bucket: opened once and when needed, neighbours with one request, errors that name the file."""
+"""Tests of record files in a bucket.
+
+A file is opened once, when it is needed. Adjacent records are one request. Errors name the file.
+"""
 
 import concurrent.futures
 import time
@@ -18,7 +21,7 @@ def stored(number):
 
 @pytest.fixture(scope="module")
 def server(bucket_server, tmp_path_factory):
-  """The server, whose bucket has three files in `shards`, whose records count through."""
+  """Returns the server of a bucket with three files in `shards`, whose records are numbered consecutively."""
   root, number = tmp_path_factory.mktemp("bucket"), 0
   for i, length in enumerate(LENGTHS):
     writer = array_record_module.ArrayRecordWriter(str(root / f"data-{i}"), "group_size:1,uncompressed")
@@ -43,7 +46,7 @@ def opened():
   return shards.Shards([f"gs://bkt/shards/data-{i}" for i in range(3)], LENGTHS)
 
 
-def test_records_are_those_of_the_files_one_after_another(server):
+def test_records_follow_the_files_in_order(server):
   made = opened()
   for first, stop in ((0, 32), (90, 120), (99, 108), (106, 107), (300, 357), (356, 357)):
     assert made.read(first, stop) == [stored(i) for i in range(first, stop)]
@@ -52,7 +55,7 @@ def test_records_are_those_of_the_files_one_after_another(server):
   ]
 
 
-def test_neighbours_are_one_request_and_a_file_is_opened_by_one(server):
+def test_adjacent_records_are_one_request_and_a_file_is_opened_once(server):
   made, before = opened(), server.asked("shards/data-")
   made.read(107, 139)
   assert server.asked("shards/data-") - before <= 2
@@ -65,7 +68,7 @@ def test_neighbours_are_one_request_and_a_file_is_opened_by_one(server):
   assert server.asked("shards/data-2") - before <= len(runs) + 1
 
 
-def test_of_thousands_of_files_none_is_opened_before_it_is_needed(server):
+def test_files_are_opened_only_when_needed(server):
   files = ["gs://bkt/shards/data-0"] * 3000
   before = server.asked("shards/data-0")
   began = time.monotonic()
@@ -75,7 +78,7 @@ def test_of_thousands_of_files_none_is_opened_before_it_is_needed(server):
   assert server.asked("shards/data-0") - before <= 2
 
 
-def test_of_many_files_only_some_are_open(server, monkeypatch):
+def test_number_of_open_files_is_limited(server, monkeypatch):
   monkeypatch.setattr(shards, "OPEN", 2)
   made = opened()
   for record in (0, 100, 107, 0, 356):
@@ -83,7 +86,7 @@ def test_of_many_files_only_some_are_open(server, monkeypatch):
     assert len(made._open) <= 2
 
 
-def test_a_file_that_is_not_there_is_named_after_a_few_tries(server, patient):
+def test_missing_file_is_named_after_three_attempts(server, patient):
   made = shards.Shards(["gs://bkt/shards/data-0", "gs://bkt/shards/gone"], (100, 10))
   with pytest.raises(
     OSError, match=r"gs://bkt/shards/gone, records 3 to 6: the file does not exist.*tried 3 times"
@@ -92,14 +95,14 @@ def test_a_file_that_is_not_there_is_named_after_a_few_tries(server, patient):
   assert caught.value.errno
 
 
-def test_a_file_of_another_length_is_named(server, patient):
+def test_file_of_another_length_is_named(server, patient):
   made = shards.Shards(["gs://bkt/shards/data-0"], (99,))
   with pytest.raises(OSError, match=r"data-0, records 0 to 0: 100 records, not the 99 of dataset_info.json"):
     made.read(0, 1)
 
 
 @pytest.mark.parametrize("name", ["damaged", "short"])
-def test_a_damaged_file_is_named_and_its_whole_records_are_read(server, patient, name):
+def test_damaged_file_is_named_and_its_intact_records_are_read(server, patient, name):
   made = shards.Shards([f"gs://bkt/shards/{name}"], (250,))
   with pytest.raises(OSError, match=rf"gs://bkt/shards/{name}, records 32 to 63: ") as caught:
     made.read(32, 64)
@@ -108,7 +111,7 @@ def test_a_damaged_file_is_named_and_its_whole_records_are_read(server, patient,
     assert made.read(200, 203) == [stored(107 + i) for i in range(200, 203)]
 
 
-def test_a_bucket_that_is_busy_for_a_while_is_waited_for(server):
+def test_busy_bucket_is_retried(server):
   made = opened()
   made.read(0, 1)
   with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -119,7 +122,7 @@ def test_a_bucket_that_is_busy_for_a_while_is_waited_for(server):
     assert reading.result(timeout=60) == [stored(i) for i in range(32, 64)]
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again(server):
+def test_interrupted_response_is_requested_again(server):
   made = opened()
   made.read(107, 108)
   before = server.counts["resets"]

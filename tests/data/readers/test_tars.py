@@ -1,4 +1,4 @@
-"""Tar shards: WebDataset's conventions, and shards that are damaged or hold something else."""
+"""Tests of tar shards: the conventions of WebDataset, and damaged or invalid shards."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ def tars(root, **args):
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
-def test_names_of_any_length_and_letters_are_read(tmp_path, form):
+def test_names_of_any_length_and_characters_are_read(tmp_path, form):
   long = "d" * 90 + "/" + "ü" * 20 + "n" * 40
   tar(tmp_path / "train-0.tar", [(f"{long}.JPEG", PNG), (f"{long}.cls", b"1\n"), ("a b.webp", PNG), ("a b.cls", b"0")],
       format=form)  # fmt: skip
@@ -30,10 +30,10 @@ def test_names_of_any_length_and_letters_are_read(tmp_path, form):
   assert numbers(source) == [(PNG, 1), (PNG, 0)]
 
 
-def test_a_label_is_in_cls_or_json_or_txt(tmp_path):
+def test_label_is_in_a_cls_json_or_txt_member(tmp_path):
   members = [("0.jpg", PNG), ("0.cls", b"4"), ("0.json", b'{"label": "cat"}'), ("1.json", b'{"label": 3, "x": []}')]
   members += [("1.png", PNG), ("1.txt", b"7"), ("2.txt", b" 2 "), ("2.jpeg", PNG), ("2.json", b"{}")]
-  # Neither of these is an image or a label.
+  # These members are neither images nor labels.
   members += [("2.seg.png", b"mask"), ("2.json.gz", b"x"), ("._2.jpg", b"of a Mac"), ("README", b"x")]
   tar(tmp_path / "train-0.tar", members)
   assert numbers(tars(tmp_path, classes="10")) == [(PNG, 4), (PNG, 3), (PNG, 2)]
@@ -45,7 +45,7 @@ def test_a_label_is_in_cls_or_json_or_txt(tmp_path):
   assert source.classes == ("n01", "n02") and numbers(source) == [(PNG, 1), (PNG, 0)]
 
 
-def test_folders_inside_are_part_of_the_name(tmp_path):
+def test_inner_folders_are_part_of_the_name(tmp_path):
   tar(tmp_path / "train-0.tar", [("a/1.jpg", PNG), ("a/1.cls", b"0"), ("b/1.jpg", PNG), ("b/1.cls", b"1")])
   assert names(tars(tmp_path)) == ["train-0.tar/a/1.jpg", "train-0.tar/b/1.jpg"]
 
@@ -81,21 +81,21 @@ def test_folders_inside_are_part_of_the_name(tmp_path):
     ),
   ],
 )
-def test_a_shard_of_another_shape_is_one_line_with_shard_and_member(tmp_path, members, message):
+def test_invalid_shard_is_one_error_with_shard_and_member(tmp_path, members, message):
   tar(tmp_path / "train-0.tar", members)
   with pytest.raises(schema.ConfigError, match=message) as caught:
     tars(tmp_path)
   assert caught.value.place == "config.data.path" and str(tmp_path / "train-0.tar") in caught.value.message
 
 
-# Two names of one file, of which a copy on a disk has only the second.
+# Two names of one file. A copy on a disk has only the second file.
 SAME = [("1.jpg", "./1.jpg"), ("a/1.jpg", "a//1.jpg"), ("a/1.jpg", "./a/./1.jpg"), ("1.jpg", "/1.jpg"),
         ("a/1.jpg", "b/../a/1.jpg")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("one", "other"), [*SAME, *(pair[::-1] for pair in SAME)])
 @pytest.mark.parametrize("between", [[], [("2.jpg", PNG), ("2.cls", b"0")]])
-def test_g_two_names_of_one_member_are_refused(tmp_path, one, other, between):
+def test_two_names_of_one_member_are_refused(tmp_path, one, other, between):
   def written(name, label):
     return [(name, PNG), (name.replace("jpg", "cls"), label)]
 
@@ -103,11 +103,11 @@ def test_g_two_names_of_one_member_are_refused(tmp_path, one, other, between):
   with pytest.raises(schema.ConfigError, match="twice") as caught:
     tars(tmp_path)
   assert repr(one) in caught.value.message and repr(other) in caught.value.message
-  tar(tmp_path / "train-0.tar", [(one, PNG), (other.replace("jpg", "cls"), b"1")])  # which are one sample
+  tar(tmp_path / "train-0.tar", [(one, PNG), (other.replace("jpg", "cls"), b"1")])  # these two members are one sample
   assert numbers(tars(tmp_path)) == [(PNG, 1)] and names(tars(tmp_path)) == [f"train-0.tar/{one}"]
 
 
-def test_g_two_labels_of_one_sample_are_refused(tmp_path):
+def test_two_labels_of_one_sample_are_refused(tmp_path):
   tar(tmp_path / "train-0.tar", [("1.jpg", PNG), ("1.cls", b"0"), ("./1.cls", b"1")])
   with pytest.raises(schema.ConfigError, match=r"member '\./1\.cls' twice; its first name is '1\.cls'"):
     tars(tmp_path)
@@ -118,7 +118,7 @@ def test_g_two_labels_of_one_sample_are_refused(tmp_path):
   [(b"0", "1"), (b"0", "[1, 2]"), (b"cat", '"dog"'), (b"4", "9")],
   ids=["number", "list", "name", "nine"],
 )
-def test_g_a_cls_and_a_json_that_contradict_each_other_are_refused(tmp_path, cls, label):
+def test_contradicting_cls_and_json_labels_are_refused(tmp_path, cls, label):
   tar(tmp_path / "train-0.tar", [("a/1.jpg", PNG), ("a/1.cls", cls), ("a/1.json", f'{{"label": {label}}}'.encode())])
   with pytest.raises(schema.ConfigError) as caught:
     tars(tmp_path, classes="10" if cls.isdigit() else None)
@@ -128,14 +128,14 @@ def test_g_a_cls_and_a_json_that_contradict_each_other_are_refused(tmp_path, cls
 
 
 @pytest.mark.parametrize("label", ["1", '"tench"', "[1]", "[0, 1]", "null"])
-def test_g_a_json_that_agrees_with_the_cls_is_accepted(tmp_path, label):
+def test_equal_cls_and_json_labels_are_accepted(tmp_path, label):
   tar(tmp_path / "train-0.tar", [("1.jpg", PNG), ("1.cls", b"1"), ("1.json", f'{{"label": {label}}}'.encode())])
   assert numbers(tars(tmp_path, classes="2")) == [(PNG, 1)]
   tar(tmp_path / "train-0.tar", [("1.jpg", PNG), ("1.cls", b"1"), ("1.json", b'{"label": 0}')])
   assert numbers(tars(tmp_path, classes="2", label="class")) == [(PNG, 1)]
 
 
-def test_a_mark_of_the_byte_order_is_no_part_of_a_label(tmp_path):
+def test_byte_order_mark_is_not_part_of_a_label(tmp_path):
   tar(tmp_path / "train-0.tar", [("1.jpg", PNG), ("1.cls", b"\xef\xbb\xbf1"), ("2.jpg", PNG), ("2.cls", b"0")])
   assert numbers(tars(tmp_path)) == [(PNG, 1), (PNG, 0)]
 
@@ -151,7 +151,7 @@ def test_links_and_devices_are_not_followed(tmp_path, kind):
 
 
 def damaged():
-  """Contents of tars that are not whole, by what is wrong with them."""
+  """Returns the contents of damaged tars by kind of damage."""
   buffer = io.BytesIO()
   with tarfile.open(fileobj=buffer, mode="w") as file:
     for name, content in (("1.jpg", PNG), ("1.cls", b"0"), ("2.jpg", PNG * 20), ("2.cls", b"0")):
@@ -161,7 +161,7 @@ def damaged():
   whole, end = buffer.getvalue(), 512 * (4 + 1 + 1 + 1 + -(-len(PNG) * 20 // 512))
 
   def said(at, size, kind=b"0"):
-    """A header of another size and kind, with the sum that belongs to it."""
+    """Returns the tar with a header of another size and type, and a valid checksum."""
     header = bytearray(whole[at : at + 512])
     header[124:136], header[156:157], header[148:156] = size, kind, b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
@@ -187,7 +187,7 @@ def damaged():
 
 
 @pytest.mark.parametrize("name", damaged())
-def test_a_tar_that_is_not_whole_is_refused_by_name(tmp_path, name):
+def test_damaged_tar_is_refused_by_name(tmp_path, name):
   (tmp_path / "train-0.tar").write_bytes(damaged()[name])
   with pytest.raises(
     schema.ConfigError,
@@ -197,7 +197,7 @@ def test_a_tar_that_is_not_whole_is_refused_by_name(tmp_path, name):
   assert caught.value.place == "config.data.path"
 
 
-def test_classes_are_those_of_all_splits_of_the_config(tmp_path):
+def test_classes_are_those_of_all_configured_splits(tmp_path):
   forms.tars(tmp_path, [PNG] * 6, [0, 1, 2, 3, 4, 5])
   forms.tars(tmp_path, [PNG] * 3, [0, 1, 2], "validation")
   assert len(opened("tars", tmp_path, "test", test="validation").classes) == 6
@@ -205,7 +205,7 @@ def test_classes_are_those_of_all_splits_of_the_config(tmp_path):
 
 
 @pytest.mark.heavy
-def test_tars_in_a_bucket_take_one_request_for_neighbours(bucket, bucket_server, tmp_path, monkeypatch):
+def test_tars_in_a_bucket_read_adjacent_records_in_one_request(bucket, bucket_server, tmp_path, monkeypatch):
   monkeypatch.setattr(images, "KEEP", 0)
   forms.tars(tmp_path / "here", [image(i) for i in range(200)], [i % 3 for i in range(200)])
   for file in (tmp_path / "here").iterdir():

@@ -1,4 +1,4 @@
-"""Prepared TFDS datasets as sources: raw bytes by number, lists of labels, fingerprints, and errors."""
+"""Tests of prepared TFDS datasets as sources: raw bytes by number, lists of labels, fingerprints and errors."""
 
 import io
 import os
@@ -15,14 +15,14 @@ from vit_jax.data.readers import tfds
 
 
 def opened(name, split, **args):
-  """The source of a data choice, as a run opens it."""
+  """Opens the source of a data choice as a run does."""
   with schema.enter_key("config.data"):
     return catalog.open_split(schema.Choice(name, args), split)
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-  """Two versions of a dataset with more features than image and label."""
+  """Returns the folder of two versions of a dataset with more features than image and label."""
   import tensorflow_datasets as tfds
 
   root = tmp_path_factory.mktemp("tfds")
@@ -51,18 +51,19 @@ def data_dir(tmp_path_factory):
 
 
 @pytest.mark.parametrize("text", ["{", '{"name": 3}', "", '{"name": "shapes"}'])
-def test_a_damaged_description_is_an_error_that_names_the_folder(data_dir, tmp_path, text):
+def test_error_of_a_damaged_description_names_the_folder(data_dir, tmp_path, text):
   shutil.copytree(data_dir / "shapes" / "1.0.0", tmp_path / "shapes" / "1.0.0")
   (tmp_path / "shapes/1.0.0/dataset_info.json").write_text(text)
   with pytest.raises(schema.ConfigError, match=r"/shapes/1.0.0"):
     opened("tfds", "train", path=str(tmp_path), builder="shapes")
 
 
-THREE_LABELS = b"\n\x12\n\x10\n\x05label\x12\x07\x1a\x05\n\x03\x01\x02\x03"  # tf.Example: int64 1, 2, 3, and no image
+# tf.Example: int64 1, 2, 3, without an image
+THREE_LABELS = b"\n\x12\n\x10\n\x05label\x12\x07\x1a\x05\n\x03\x01\x02\x03"
 
 
 @pytest.mark.parametrize("record", [b"garbage", b"", THREE_LABELS], ids=["garbage", "nothing", "labels"])
-def test_a_record_of_anything_else_is_an_error_that_names_the_folder(data_dir, tmp_path, record):
+def test_error_of_an_invalid_record_names_the_folder(data_dir, tmp_path, record):
   shutil.copytree(data_dir / "shapes" / "1.0.0", tmp_path / "shapes" / "1.0.0")
   (file,) = (tmp_path / "shapes/1.0.0").glob("*train.array_record*")
   writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1")
@@ -74,7 +75,7 @@ def test_a_record_of_anything_else_is_an_error_that_names_the_folder(data_dir, t
     source.read(3)
 
 
-def test_a_damaged_file_is_an_error_that_names_the_folder(data_dir, tmp_path):
+def test_error_of_a_damaged_file_names_the_folder(data_dir, tmp_path):
   shutil.copytree(data_dir / "shapes" / "1.0.0", tmp_path / "shapes" / "1.0.0")
   source = opened("tfds", "train", path=str(tmp_path), builder="shapes")
   (file,) = (tmp_path / "shapes/1.0.0").glob("*train.array_record*")
@@ -86,7 +87,7 @@ def test_a_damaged_file_is_an_error_that_names_the_folder(data_dir, tmp_path):
 
 
 @pytest.mark.parametrize("builder", ["shapes", "shapes:1.0.0"])
-def test_a_tfds_dataset_gives_raw_bytes_by_number(data_dir, builder):
+def test_tfds_dataset_gives_raw_bytes_by_number(data_dir, builder):
   train = opened("tfds", "train", path=str(data_dir), builder=builder)
   assert train.classes == ("round", "square")
   assert numbers(train) == [(image(i), i % 2) for i in range(12)]
@@ -97,7 +98,7 @@ def test_a_tfds_dataset_gives_raw_bytes_by_number(data_dir, builder):
   assert names(part) == ["test/3", "test/4", "train/1"]
 
 
-def test_the_fingerprint_of_a_tfds_dataset_follows_its_files(data_dir, tmp_path):
+def test_fingerprint_of_a_tfds_dataset_depends_on_its_files(data_dir, tmp_path):
   root = tmp_path / "shapes/1.0.0"
   shutil.copytree(data_dir / "shapes/1.0.0", root)
 
@@ -122,7 +123,7 @@ def test_the_fingerprint_of_a_tfds_dataset_follows_its_files(data_dir, tmp_path)
     seen.add(found)
 
 
-def test_a_builder_directory_needs_no_name(data_dir):
+def test_builder_directory_needs_no_builder_name(data_dir):
   source = opened("tfds", "test", path=str(data_dir / "shapes" / "1.0.0"))
   assert (source.name, len(source)) == ("shapes", 5)
 
@@ -136,13 +137,13 @@ def test_a_builder_directory_needs_no_name(data_dir):
     ("tfds", {"builder": "shapes", "test": "tests"}, "config.data.test: no split 'tests'. Did you mean 'test'"),
   ],
 )
-def test_a_dataset_that_cannot_be_read_says_what_to_do(data_dir, name, args, message):
+def test_error_of_an_unreadable_dataset_contains_the_fix(data_dir, name, args, message):
   with pytest.raises(schema.ConfigError) as caught:
     opened(name, "test", path=str(data_dir), **args)
   assert message in str(caught.value)
 
 
-def test_a_dataset_of_a_form_without_numbers_says_what_to_do(data_dir, tmp_path):
+def test_error_of_an_unsupported_file_format_contains_the_fix(data_dir, tmp_path):
   shutil.copytree(data_dir / "shapes" / "1.0.0", tmp_path / "shapes" / "1.0.0")
   file = tmp_path / "shapes/1.0.0/dataset_info.json"
   file.write_text(file.read_text().replace('"array_record"', '"riegeli"'))
@@ -154,7 +155,7 @@ def test_a_dataset_of_a_form_without_numbers_says_what_to_do(data_dir, tmp_path)
 
 @pytest.fixture(scope="module")
 def lists(tmp_path_factory):
-  """A dataset whose images have lists of labels, beside a list of something else."""
+  """Returns the folder of a dataset with lists of labels, and with a list of texts."""
   import tensorflow_datasets as tfds
 
   root = tmp_path_factory.mktemp("lists")
@@ -177,13 +178,13 @@ def lists(tmp_path_factory):
   return root / "lists/1.0.0"
 
 
-def test_a_list_of_labels_is_a_tuple_of_numbers(lists):
+def test_list_of_labels_is_a_tuple_of_numbers(lists):
   source = opened("tfds", "full[1:]", path=str(lists), labels=3)
   assert labels(source) == [label for _, label in numbers(source)] == [(6,), (6, 2), (6, 2, 4)]
   assert (source.labels, source.classes) == (3, tuple("0123456"))
 
 
-def test_of_a_set_without_public_builder_the_users_own_numbers_count(lists):
+def test_dataset_without_a_public_builder_uses_the_numbers_of_the_copy(lists):
   choice = schema.Choice("jft300m", {"path": str(lists), "train": "full[:75%]", "test": "full[75%:]"})
   for split, length in (("train", 3), ("test", 1), ("full", 4)):
     for source in (catalog.open_split(choice, split), catalog.open_known_split(choice, split)):
@@ -193,7 +194,7 @@ def test_of_a_set_without_public_builder_the_users_own_numbers_count(lists):
 
 
 @pytest.mark.heavy
-def test_a_bucket_that_cannot_be_reached_is_absent_data(monkeypatch, bucket, bucket_server):
+def test_unreachable_bucket_is_absent_data(monkeypatch, bucket, bucket_server):
   monkeypatch.setenv("VITJAX_PATIENCE", "0.5")
   data = schema.Choice("jft300m", {"path": str(bucket / "jft/1.0.0")})
   with bucket_server.troubled(away=True):
@@ -202,12 +203,12 @@ def test_a_bucket_that_cannot_be_reached_is_absent_data(monkeypatch, bucket, buc
       catalog.open_split(data, "train")
 
 
-def test_a_builder_directory_of_another_dataset_is_an_error(data_dir):
+def test_builder_directory_of_another_dataset_is_an_error(data_dir):
   with pytest.raises(schema.ConfigError, match=r"contains the dataset 'shapes', not 'cifar10:3\.0\.2'"):
     opened("cifar10", "train", path=str(data_dir / "shapes" / "1.0.0"))
 
 
-def test_b1_only_data_of_the_catalog_are_public(data_dir):
+def test_only_data_of_the_catalog_are_public(data_dir):
   row = DatasetRow(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5}, 2)
   source = tfds.catalogued("shapes", row, "train", path=str(data_dir))
   assert all(source.is_published(i) for i in range(12))
@@ -220,7 +221,7 @@ def test_sizes_that_differ_from_the_catalog_are_an_error(data_dir):
     tfds.catalogued("shapes", row, "train", path=str(data_dir))
 
 
-def test_a_missing_split_of_the_catalog_is_an_error(data_dir):
+def test_missing_split_of_the_catalog_is_an_error(data_dir):
   row = DatasetRow(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5, "extra": 7}, 2)
   with pytest.raises(schema.ConfigError, match="0 records in 'extra', not 7"):
     tfds.catalogued("shapes", row, "train", path=str(data_dir))

@@ -1,4 +1,7 @@
-"""Prepared datasets in a bucket: the images of the local ones, a request for 32 of them, latency that does not show."""
+"""Tests of prepared datasets in a bucket.
+
+They have the same images as local datasets. One request reads at least 20 images on average.
+"""
 
 import functools
 import json
@@ -26,7 +29,7 @@ BATCH = 64
 
 
 def write(root, name, lengths, image):
-  """A dataset with shards of these lengths, whose images are `image(record)`."""
+  """Writes a dataset with shards of these lengths and the images `image(record)`."""
   import tensorflow_datasets as tfds
   from array_record.python import array_record_module
 
@@ -52,7 +55,7 @@ def write(root, name, lengths, image):
 
 
 def jpeg(i):
-  """Of about 90 kB."""
+  """Returns a JPEG of about 90 kB."""
   noise = np.random.default_rng(i % 20).integers(0, 256, (140, 190, 3), dtype=np.uint8)
   picture = cv2.resize(noise, (500, 375), interpolation=cv2.INTER_LINEAR)
   return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 80])[1].tobytes()
@@ -60,7 +63,7 @@ def jpeg(i):
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
-  """A data directory with `small` and `photos`."""
+  """Returns a data directory with `small` and `photos`."""
   root = tmp_path_factory.mktemp("data")
   write(root, "small", LENGTHS, file)
   write(root, "photos", (900, 900), jpeg)
@@ -75,7 +78,7 @@ def server(bucket_server, local):
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch):
-  """Nothing is kept in memory, as of a large dataset."""
+  """Disables the cache of images in memory, as with a large dataset."""
   monkeypatch.setattr(images, "KEEP", 0)
 
 
@@ -89,7 +92,7 @@ def training(source, steps, rows=range(BATCH), start=0, order=ORDER, **args):
   return take(loader.batches(examples, BATCH, rows, start), steps)
 
 
-def test_a_source_in_a_bucket_has_the_records_of_the_local_one(server, local):
+def test_source_in_a_bucket_has_the_records_of_the_local_source(server, local):
   here, there = opened(local), opened("gs://bkt/tfds")
   assert (here.classes, len(here), here.parts) == (there.classes, len(there), there.parts)
   for record in (0, 499, 500, 806, 807, 1606):
@@ -105,7 +108,7 @@ def test_a_source_in_a_bucket_has_the_records_of_the_local_one(server, local):
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_processes_make_their_rows_with_one_request_per_20_images(server, local, hosts):
+def test_processes_build_their_rows_with_one_request_per_20_images(server, local, hosts):
   steps = 2 * sum(LENGTHS) // BATCH  # two epochs
   whole, source = training(opened(local), steps), opened("gs://bkt/tfds")
   before = server.asked("tfds/.*array_record-")
@@ -114,30 +117,31 @@ def test_processes_make_their_rows_with_one_request_per_20_images(server, local,
     expected = [{key: value[rows] for key, value in batch.items()} for batch in whole]
     same(expected, training(source, steps, rows.tolist()))
   images = steps * BATCH
-  # What is read ahead at the end, a window and a quarter of each group and its batches, is not of these steps.
+  # At the end, more records are read ahead than these steps need: 5/4 of a window per group, and the prefetched
+  # batches.
   ahead = 4 * (8 * 32 * 5 // 4 + 6 * BATCH // 4)
   assert server.asked("tfds/.*array_record-") - before <= 0.05 * (images + ahead)
 
 
 def examples_in(path):
-  """Training examples that another process can open."""
-  images.KEEP = 0  # there too
+  """Returns training examples that another process can open."""
+  images.KEEP = 0  # also in the other process
   return stream.train_examples(opened(path), 0, Fields(), BATCH, order=ORDER, **PLAIN)
 
 
 @pytest.mark.long
-def test_two_workers_make_the_local_stream_and_read_each_block_once(server, local):
+def test_two_workers_match_the_local_stream_and_read_each_block_once(server, local):
   steps = 2 * sum(LENGTHS) // BATCH  # two epochs
   there = functools.partial(examples_in, "gs://bkt/tfds")
   before = server.asked("small-train.array_record-")
   made = loader.batches(there(), BATCH, range(BATCH), 0, loader.processes(there, 0, workers=2))
   same(take(loader.batches(examples_in(local), BATCH, range(BATCH)), steps), take(made, steps))
   asked = server.asked("small-train.array_record-") - before
-  ahead = 4 * (8 * 32 * 5 // 4 + 6 * BATCH // 4)  # as above; a block that both read would be two requests
+  ahead = 4 * (8 * 32 * 5 // 4 + 6 * BATCH // 4)  # as above; a block that both workers read would be two requests
   assert 2 * sum(LENGTHS) / 32 < asked <= 0.05 * (steps * BATCH + ahead)
 
 
-def test_a_start_in_the_middle_of_a_window_goes_on(server, local):
+def test_resuming_in_the_middle_of_a_window_gives_the_same_batches(server, local):
   whole = training(opened(local), 30)
   for start in (3, 11, 26):
     same(whole[start:], training(opened("gs://bkt/tfds"), 30 - start, start=start))
@@ -153,7 +157,7 @@ def test_evaluation_reads_32_images_at_a_time(server, local):
   assert server.asked("tfds/.*array_record-") - before <= 0.05 * sum(LENGTHS)
 
 
-def test_a_bucket_of_data_is_asked_by_our_own_requests_and_one_that_refuses_says_so(server):
+def test_bucket_is_read_by_our_file_system_and_denied_access_is_reported(server):
   fsspec.register_implementation("gs", "gcsfs.GCSFileSystem", clobber=True)  # as in a new process
   paths.prepare_buckets.cache_clear()
   opened("gs://bkt/tfds")
@@ -165,7 +169,7 @@ def test_a_bucket_of_data_is_asked_by_our_own_requests_and_one_that_refuses_says
     opened("gs://bkt/tfds")
 
 
-def test_a_shard_that_cannot_be_read_is_named_and_ends_the_run(server, local, monkeypatch, tmp_path):
+def test_unreadable_shard_is_named_and_stops_the_run(server, local, monkeypatch, tmp_path):
   monkeypatch.setattr(shards, "PAUSES", (0.01,))
   shutil.copytree(local / "small", tmp_path / "small")
   os.remove(tmp_path / "small/1.0.0/small-train.array_record-00003-of-00004")
@@ -180,7 +184,7 @@ def test_a_shard_that_cannot_be_read_is_named_and_ends_the_run(server, local, mo
     training(opened("gs://bkt/gap"), 30)
 
 
-def test_opening_reads_no_records_and_stamps_are_asked_for_at_once(server):
+def test_opening_reads_no_records_and_fingerprints_have_stamps(server):
   before = server.asked("tfds/.*array_record-")
   source = opened("gs://bkt/tfds")
   assert server.asked("tfds/.*array_record-") == before

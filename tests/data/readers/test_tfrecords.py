@@ -1,4 +1,4 @@
-"""TFDS datasets in TFRecord files: the records that TensorFlow wrote, and files that are damaged."""
+"""Tests of TFDS datasets in TFRecord files: records written by TensorFlow, and damaged files."""
 
 import json
 import shutil
@@ -14,7 +14,10 @@ from vit_jax.data.readers import tfrecords
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
-  """A dataset by TensorFlow's own writer of such files: `old` with 12 records in two files, and 5 for tests."""
+  """Returns the folder of a dataset written with TensorFlow's TFRecordWriter.
+
+  `old` has 12 records for training in two files, and 5 records for tests.
+  """
   import tensorflow as tf
   import tensorflow_datasets as tfds
 
@@ -39,7 +42,7 @@ def data_dir(tmp_path_factory):
   return root
 
 
-def test_the_records_are_those_that_were_written(data_dir):
+def test_records_match_the_written_records(data_dir):
   source = opened("tfds", "train", path=str(data_dir), builder="old")
   assert numbers(source) == [(image(i), i % 2) for i in range(12)] and source.classes == ("round", "square")
   assert names(source)[9] == "train/9"
@@ -50,7 +53,7 @@ def test_the_records_are_those_that_were_written(data_dir):
 
 
 def test_tensorflow_reads_the_same_bytes(data_dir):
-  """A second formulation of the format."""
+  """Compares with a second implementation of the format."""
   import tensorflow as tf
 
   folder = data_dir / "old/2.0.0"
@@ -60,7 +63,7 @@ def test_tensorflow_reads_the_same_bytes(data_dir):
 
 
 @pytest.mark.parametrize("kind", ["cut off", "a length", "a record less"])
-def test_a_file_that_is_not_whole_is_named(data_dir, tmp_path, kind):
+def test_damaged_file_is_named(data_dir, tmp_path, kind):
   shutil.copytree(data_dir / "old/2.0.0", tmp_path / "old/2.0.0")
   file, _ = sorted((tmp_path / "old/2.0.0").glob("*train*"))
   data = bytearray(file.read_bytes())
@@ -74,7 +77,7 @@ def test_a_file_that_is_not_whole_is_named(data_dir, tmp_path, kind):
 
 
 @pytest.mark.heavy
-def test_those_in_a_bucket_are_read_together(bucket, bucket_server, data_dir):
+def test_adjacent_records_in_a_bucket_are_one_request(bucket, bucket_server, data_dir):
   for file in (data_dir / "old/2.0.0").iterdir():
     (bucket / "old/2.0.0" / file.name).write_bytes(file.read_bytes())
   there = opened("tfds", "train", path=str(bucket), builder="old")
