@@ -1,10 +1,14 @@
-"""Whether runs in a bucket end as they should: python -m tests.campaigns.buckets [WORDS]
+"""Tests runs in a bucket under faults: python -m tests.campaigns.buckets [WORDS]
 
-A run of two processes, with its workdir in a bucket on this machine behind a proxy that adds 50 ms to each request,
-answers 5 % with 429 or 503, cuts connections in the middle and lets some stand still. It is killed, the bucket goes
-away or refuses, a second run meets the first. Each time the same command goes on, to the weights, figures and lines of
-metrics of the run on a disk that nobody disturbed. Prints a line a situation and `N passed, M failed`; exit code 1 if
-any failed. Takes about twenty minutes. With words, only the situations whose names hold one of them.
+A run of two processes has its workdir in a bucket on this machine. The bucket is behind a proxy. The proxy adds 50 ms
+to each request, answers 5 % of the requests with 429 or 503, cuts some connections in the middle and stalls others.
+
+In each situation the run is killed, the bucket is unavailable or denies access, or a second run uses the same workdir.
+Afterwards the same command continues. The final weights, figures and lines of metrics must be those of an undisturbed
+run on a disk.
+
+The campaign prints one line per situation and `N passed, M failed`. The exit code is 1 if a situation failed. The
+campaign takes about twenty minutes. WORDS select the situations with names that contain one of them.
 """
 
 import argparse
@@ -35,23 +39,23 @@ from vit_jax.storage import paths
 
 STEPS, SAVED = 24, 4
 SAME = ("weights_sha256", "loss", "top1", "f1_macro", "images", "steps")  # of result.json
-RATES = ("images_per_second", "images_per_second_per_chip", "data_wait", "mfu")  # which no two runs share
+RATES = ("images_per_second", "images_per_second_per_chip", "data_wait", "mfu")  # differ between all runs
 BAD = {"latency": 0.05, "busy": 0.05, "resets": 0.02, "stalls": 0.002}
-SECONDS = 400.0  # a process that takes longer hangs
+SECONDS = 400.0  # a process that takes longer has hung
 
 
 class Failed(Exception):
-  """A situation did not end as it should."""
+  """An error that reports a failed situation."""
 
 
 def expect(condition: object, words: str) -> None:
-  """Fails the situation where the condition does not hold."""
+  """Raises `Failed` if a condition is false."""
   if not condition:
     raise Failed(words)
 
 
 class Run:
-  """Processes of one run, as a user starts them: a context that leaves none of them."""
+  """The processes of one run, started like a user's. The context manager kills all of them at its end."""
 
   def __init__(self, workdir, count: int = 2, **environment):
     changes = {"total": STEPS, "checkpoint__every": SAVED, "log__every": 1, "evals__test__every": "50%"}
@@ -79,11 +83,11 @@ class Run:
       process.wait()
 
   def await_step(self, step: int) -> None:
-    """Returns when the first process has printed this step."""
+    """Waits until a process has printed this step."""
     self.await_line(rf" *{step}/")
 
   def await_line(self, pattern: str) -> None:
-    """Returns when a process prints this."""
+    """Waits until a process prints a line that matches a pattern."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
       with contextlib.suppress(queue.Empty):
@@ -93,12 +97,12 @@ class Run:
     raise Failed(f"never printed {pattern!r}: {self.last()}")
 
   def kill(self, *which: int) -> None:
-    """SIGKILL to these processes, or to all."""
+    """Sends SIGKILL to these processes, or to all processes without arguments."""
     for number in which or range(len(self.processes)):
       self.processes[number].send_signal(signal.SIGKILL)
 
   def ends(self, code: int) -> str:
-    """Waits for all, which shall end with this code; the last line of the first."""
+    """Waits for all processes, checks their exit code, and returns the last line of the first process."""
     for process in self.processes:
       try:
         process.wait(SECONDS)
@@ -111,13 +115,13 @@ class Run:
     return self.last()
 
   def last(self) -> str:
-    """The last line of the first process's errors, or else of what it printed."""
+    """Returns the last error line of the first process, or else the last line that it printed."""
     lines = self.text[0].splitlines()
     return next((line for line in reversed(lines) if "error: " in line[:20]), lines[-1] if lines else "nothing")
 
 
 def figures(workdir: pathlib.Path) -> tuple[dict, list[dict]]:
-  """What no disturbance may change: of the result, and every line of metrics."""
+  """Returns the figures of the result and the lines of metrics that faults must not change."""
   result = json.loads((workdir / "result.json").read_text())
   rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
   return {key: result[key] for key in SAME}, [
@@ -125,8 +129,8 @@ def figures(workdir: pathlib.Path) -> tuple[dict, list[dict]]:
   ]
 
 
-def finished(workdir: pathlib.Path, whole: pathlib.Path, count: int = 2) -> None:
-  """The same command goes on to the undisturbed figures."""
+def continue_and_compare(workdir: pathlib.Path, whole: pathlib.Path, count: int = 2) -> None:
+  """Continues a run with the same command, and compares its figures with those of the undisturbed run."""
   with Run(workdir, count) as run:
     run.ends(0)
   here, there = figures(workdir), figures(whole)
@@ -134,8 +138,8 @@ def finished(workdir: pathlib.Path, whole: pathlib.Path, count: int = 2) -> None
   expect(here[1] == there[1], f"{len(here[1])} lines of metrics are not those {len(there[1])} of the undisturbed run")
 
 
-def whole_steps(workdir: pathlib.Path) -> list[int]:
-  """Steps whose checkpoints are whole."""
+def list_complete_steps(workdir: pathlib.Path) -> list[int]:
+  """Returns the steps with complete checkpoints."""
   try:
     folders = [path for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()]
   except FileNotFoundError:
@@ -143,7 +147,7 @@ def whole_steps(workdir: pathlib.Path) -> list[int]:
   return sorted(int(path.name) for path in folders if (path / "commit_success.txt").exists())
 
 
-# Situations: each takes the server, a workdir in its bucket, and the workdir of the undisturbed run.
+# Situations. Each one takes the server, a workdir in its bucket, and the workdir of the undisturbed run.
 
 
 def killed_three_times(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
@@ -152,19 +156,19 @@ def killed_three_times(server: Server, workdir: pathlib.Path, whole: pathlib.Pat
     run.kill()
   with Run(workdir) as run:
     run.await_step(9)
-    run.kill(1)  # the other one hears of it
+    run.kill(1)  # the other process notices the loss
     run.processes[0].wait(SECONDS)
-  before = set(whole_steps(workdir))
+  before = set(list_complete_steps(workdir))
   with Run(workdir) as run:
-    half = half_saved(run, workdir, before)
+    half = await_partial_save(run, workdir, before)
     run.kill()
-  expect(half not in whole_steps(workdir), f"the save of {half} was whole at the kill")
-  finished(workdir, whole)
+  expect(half not in list_complete_steps(workdir), f"the save of {half} was whole at the kill")
+  continue_and_compare(workdir, whole)
   return f"killed after step 6, one process after step 9, in the save of step {half}"
 
 
-def half_saved(run: Run, workdir: pathlib.Path, before: set[int]) -> int:
-  """A step of which there are objects, and which is not whole: its processes stand still."""
+def await_partial_save(run: Run, workdir: pathlib.Path, before: set[int]) -> int:
+  """Stops the processes during a save and returns its step, which has objects but is not complete."""
   deadline = time.monotonic() + SECONDS
   folder = workdir / "checkpoints"
   while time.monotonic() < deadline:
@@ -172,7 +176,7 @@ def half_saved(run: Run, workdir: pathlib.Path, before: set[int]) -> int:
     for step in sorted(steps - before):
       for process in run.processes:
         process.send_signal(signal.SIGSTOP)
-      if step not in whole_steps(workdir):
+      if step not in list_complete_steps(workdir):
         return step
       before.add(step)
       for process in run.processes:
@@ -193,13 +197,16 @@ def away_for_a_minute(server: Server, workdir: pathlib.Path, whole: pathlib.Path
   return f"done {time.monotonic() - began:.0f} s after the bucket came back"
 
 
-def ended_by(pattern: str, **trouble) -> Callable:
-  """From step 6 on the bucket makes this trouble for good: one line, exit code 2, the last checkpoint whole."""
+def make_permanent_fault(pattern: str, **trouble) -> Callable:
+  """Returns a situation with a permanent fault of the bucket from step 6 on.
+
+  The run must end with exit code 2 and one line, and its last checkpoint must be complete.
+  """
 
   def situation(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
     with Run(workdir, VITJAX_PATIENCE="30") as run:
       run.await_step(6)
-      while not whole_steps(workdir):
+      while not list_complete_steps(workdir):
         expect(run.processes[0].poll() is None, f"ended before a save: {run.last()}")
       with server.troubled(**trouble):
         began = time.monotonic()
@@ -207,8 +214,8 @@ def ended_by(pattern: str, **trouble) -> Callable:
         took = time.monotonic() - began
     expect(re.search(pattern, line), f"not {pattern!r}: {line}")
     expect(re.match(r"(process \d: )?error: gs://", line), f"not one line about the bucket: {line}")
-    steps = whole_steps(workdir)
-    finished(workdir, whole)
+    steps = list_complete_steps(workdir)
+    continue_and_compare(workdir, whole)
     return f"{took:.0f} s: {line}; whole: {steps}"
 
   return situation
@@ -250,7 +257,7 @@ def another_number_of_processes(server: Server, workdir: pathlib.Path, whole: pa
   for count, step in ((2, 6), (1, 13)):
     with Run(workdir, count) as run:
       run.await_step(step)
-      while not whole_steps(workdir):
+      while not list_complete_steps(workdir):
         expect(run.processes[0].poll() is None, f"ended before a save: {run.last()}")
       expect(count == 2 or "continues at step" in run.text[0], "one process began anew")
       run.kill()
@@ -259,7 +266,7 @@ def another_number_of_processes(server: Server, workdir: pathlib.Path, whole: pa
     expect("continues at step" in run.text[0], "two processes began anew")
   here, there = figures(workdir), figures(whole)
   expect(all(here[0][key] == there[0][key] for key in ("images", "steps")), f"{here[0]} instead of {there[0]}")
-  # Of one device sums are in another order: rounding, and no image that was left out or came twice.
+  # A single device uses another order of sums, so rounding differs. Missing or repeated images would differ by more.
   losses, expected = (
     {(row["step"], key): row[key] for row in rows for key in row if key.endswith("loss")} for _, rows in (here, there)
   )
@@ -272,8 +279,8 @@ def another_number_of_processes(server: Server, workdir: pathlib.Path, whole: pa
 SITUATIONS = {
   "killed three times, once in a save": killed_three_times,
   "away for a minute": away_for_a_minute,
-  "gone": ended_by(r"has not responded for \d+ s|Host is down", away=True),
-  "forbidden": ended_by("denied access|Permission denied", refused=True),
+  "gone": make_permanent_fault(r"has not responded for \d+ s|Host is down", away=True),
+  "forbidden": make_permanent_fault("denied access|Permission denied", refused=True),
   "forbidden from the start": refused_from_the_start,
   "a second run": a_second_run,
   "taken over from another machine": taken_over,
@@ -282,9 +289,9 @@ SITUATIONS = {
 
 
 def main() -> int:
-  """Runs the situations; 1 if any failed."""
+  """Runs the situations and returns 1 if one failed."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.buckets", description=__doc__)
-  parser.add_argument("words", nargs="*", help="only situations whose names hold one of these")
+  parser.add_argument("words", nargs="*", help="run only situations with names that contain one of these words")
   chosen = choose(parser, SITUATIONS, parser.parse_args().words)
   counts = {"passed": 0, "failed": 0}
   with tempfile.TemporaryDirectory() as name, Server() as server:

@@ -1,4 +1,4 @@
-"""Chooses the cases of a campaign by the words of its command line."""
+"""Selects the cases of a campaign by the words of its command line."""
 
 import argparse
 from collections.abc import Iterable, Sequence
@@ -8,9 +8,9 @@ def choose(parser: argparse.ArgumentParser, names: Iterable[str], words: Sequenc
   """Returns the names that contain one of the words, or all names without words.
 
   Args:
-    parser: reports a word that is in no name, with all names, and exits with code 2.
-    names: of the cases, in order.
-    words: of the command line.
+    parser: if a word is not in any name, reports it with all names and exits with code 2.
+    names: names of the cases, in order.
+    words: words of the command line.
   """
   names = list(names)
   unknown = [word for word in words if not any(word in name for name in names)]

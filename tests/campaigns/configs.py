@@ -1,9 +1,11 @@
-"""Whether mistakes in configs are errors for people: python -m tests.campaigns.configs [N] [--seed S]
+"""Tests the errors for mistakes in configs: python -m tests.campaigns.configs [N] [--seed S]
 
-N shipped configs (1,000), each with one to three mutations: keys misspelt, too deep, empty; values of other types, out
-of range, huge, not finite, hostile. Each is resolved and built as a run would be, compiling nothing; it must build, or
-end in one short ConfigError that says where, within 40 seconds. A line for each that does not, then `N passed, M
-failed`; exit code 1 where any failed. tests/configs/test_mistakes.py does the same with fewer.
+The campaign draws N shipped configs (default 1,000) and applies one to three mutations to each. A mutated key is
+misspelt, too deep or empty. A mutated value has another type, or is out of range, huge, not finite or hostile.
+
+Each config is resolved and built like a run, without compilation. It must build, or end within 40 seconds in one short
+ConfigError that names the place. The campaign prints a line for each failure, and then `N passed, M failed`. The exit
+code is 1 if a config failed. tests/configs/test_mistakes.py does the same with fewer configs.
 """
 
 import argparse
@@ -30,7 +32,7 @@ from vit_jax.parallel import hardware
 from vit_jax.schema import show
 from vit_jax.training import build
 
-ARGUMENTS = {  # of configs that take one
+ARGUMENTS = {  # arguments of the configs that accept one
   "vit_i1k": ("B/16", "Ti/16"), "vit_i21k": ("L/16", "B/32"), "vit_jft": ("H/14",), "vit_g_jft": ("G/14",),
   "vit_mpp": ("imagenet21k,L/16", "digits"), "mae": ("H/14,1600ep", "B/16,finetune", "digits"),
   "noisy_student": ("digits,student", "imagenet,teacher", "imagenet,student"),
@@ -38,7 +40,7 @@ ARGUMENTS = {  # of configs that take one
   "cct_cifar": ("cct_7_3x1_32_sine,cifar100,1500", "cvt_7_4_32,cifar10,5000"),
   "finetune": ("cifar10", "pets", "folder,ViT-Ti/16,96"),
 }  # fmt: skip
-# Other families, to be fine-tuned.
+# Models of other families for `finetune`.
 MODELS = (
   "swin_tiny_patch4_window7_224",
   "efficientnet_b0",
@@ -47,20 +49,20 @@ MODELS = (
   "R26+S/32",
   "deit_tiny_distilled_patch16_224",
 )
-SECONDS = 40  # of the processor, of which an EfficientNet takes 15; on the wall ten times as long
+SECONDS = 40  # limit of processor time; an EfficientNet takes 15; the limit of elapsed time is ten times as long
 
 
 def main() -> int:
-  """Mutates, builds, counts; the exit code."""
+  """Mutates and builds configs, counts failures, and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.configs", description=__doc__)
-  parser.add_argument("count", nargs="?", type=int, default=1000, help="of mutated configs")
-  parser.add_argument("--seed", type=int, default=0, help="of the mutations")
+  parser.add_argument("count", nargs="?", type=int, default=1000, help="number of mutated configs")
+  parser.add_argument("--seed", type=int, default=0, help="seed of the mutations")
   args = parser.parse_args()
-  hardware.get_memory = lambda device: None  # that of this machine is not the point
-  signal.signal(signal.SIGALRM, late)
+  hardware.get_memory = lambda device: None  # the memory of this machine does not matter
+  signal.signal(signal.SIGALRM, raise_timeout)
   failed, builds = 0, 0
   with tempfile.TemporaryDirectory() as photos:
-    bases = shipped(photos)
+    bases = list_configs(photos)
     for number in range(args.count):
       draw = random.Random(f"{args.seed}/{number}")
       name, flags, known = draw.choice(bases)
@@ -78,12 +80,12 @@ def main() -> int:
   return bool(failed)
 
 
-def late(*_):
+def raise_timeout(*_):
   raise TimeoutError(f"no end after {10 * SECONDS} s")
 
 
-def shipped(photos: str) -> list[tuple[str, dict[str, str], dict[str, object]]]:
-  """(config, flags that it needs, keys that it has) of every shipped config, and of other models in one of them."""
+def list_configs(photos: str) -> list[tuple[str, dict[str, str], dict[str, object]]]:
+  """Returns (config, required flags, keys) of every shipped config, and of `finetune` with other models."""
   for name, i in ((name, i) for name in "abc" for i in range(200)):
     pathlib.Path(photos, name).mkdir(exist_ok=True)
     cv2.imwrite(f"{photos}/{name}/{i}.jpg", np.full((8, 8, 3), i, np.uint8))
@@ -101,12 +103,12 @@ def shipped(photos: str) -> list[tuple[str, dict[str, str], dict[str, object]]]:
 
 
 def attempt(name: str, needed: dict[str, str], changes: list[tuple[str, object]]) -> str | None:
-  """What is wrong with what the changes end in; "built" where they end in a run."""
+  """Builds a changed config. Returns "built", a problem with the error, or None for a good error."""
   changed = [key for key, _ in changes]
   signal.alarm(10 * SECONDS)
   try:
     edited = recipes.load(name, **needed)
-    # Two layers are built as fast as many are not.
+    # Two layers are enough, and build faster than many.
     if "depth" in build.complete(config.resolve(edited)).model.args:
       edited.model.depth = 2
     for key, value in changes:

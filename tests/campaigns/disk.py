@@ -1,11 +1,13 @@
-"""Whether a run survives its disk: python -m tests.campaigns.disk [WORDS]
+"""Tests runs with a failing disk: python -m tests.campaigns.disk [WORDS]
 
-Each situation is a run whose disk fails at one moment: it must end with exit code 2 and one line that names the file,
-and every checkpoint that was whole must stay as it is. Then there is room again, and the same command must end in the
-bits, figures and lines of metrics of a run that nothing happened to. What is TensorBoard's alone must cost a warning
-and nothing else. WORDS choose situations. A full or read-only disk is a small tmpfs, which needs root; without it these
-are skipped. Prints a line each and `N passed, M failed`; exit code 1 if any failed. Takes about five minutes on two
-cores.
+In each situation, the disk of a run fails at one moment. The run must end with exit code 2 and one line that names the
+file. Complete checkpoints must not change. Afterwards the disk works again, and the same command must end with the
+weights, figures and lines of metrics of an undisturbed run. A fault that affects only TensorBoard must cause a warning
+and no other effect.
+
+WORDS select situations. A full or read-only disk is a small tmpfs, which requires root. Without root, these situations
+are skipped. The campaign prints one line per situation and `N passed, M failed`. The exit code is 1 if a situation
+failed. The campaign takes about five minutes on two cores.
 """
 
 import argparse
@@ -43,7 +45,7 @@ from tests.campaigns.troubles import (
 )
 from vit_jax.corpora.builders import prepare_dataset
 
-# Situations: each takes a disk that can be filled and the folder of the undisturbed run, and gives what was said.
+# Situations. Each one takes a disk that can be filled and the folder of the undisturbed run, and returns a message.
 
 
 def full_at_the_start(disk: pathlib.Path, whole: pathlib.Path) -> str:
@@ -55,7 +57,7 @@ def full_at_the_start(disk: pathlib.Path, whole: pathlib.Path) -> str:
 
 
 def failing(moment: Callable, fail: Callable, mend: Callable, *words: str) -> Callable:
-  """From a moment on the disk fails a process, until it is mended."""
+  """Returns a situation in which the disk of a process fails from one moment on, until it is repaired."""
 
   def situation(disk: pathlib.Path, whole: pathlib.Path, tries: int = 5) -> str:
     process = started(disk / "run")
@@ -65,7 +67,7 @@ def failing(moment: Callable, fail: Callable, mend: Callable, *words: str) -> Ca
       in_time = not (disk / f"run/checkpoints/{STEPS}").exists()
       if in_time:
         fail(process, disk)
-    if not in_time and tries > 1:  # on a busy machine the moment may be over before it is seen
+    if not in_time and tries > 1:  # on a busy machine, the moment may pass before the campaign notices it
       process.communicate()
       shutil.rmtree(disk / "run")
       return situation(disk, whole, tries - 1)
@@ -79,12 +81,12 @@ def failing(moment: Callable, fail: Callable, mend: Callable, *words: str) -> Ca
 
 
 def full_at(left: int, moment: Callable, *words: str) -> Callable:
-  """The disk is full, but for `left` bytes."""
+  """Returns a situation with a disk that is full except for `left` bytes."""
   return failing(moment, lambda _, disk: fill(disk, left), free, "No space left", "Make room", *words)
 
 
 def limited_at(size: int, moment: Callable, *words: str) -> Callable:
-  """Files may have so many bytes, as after ulimit -f, which the next process does not inherit."""
+  """Returns a situation with a limit of `size` bytes per file, as after ulimit -f. The next process has no limit."""
 
   def limit(process, _):
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -126,7 +128,7 @@ def read_only_checkpoints(disk: pathlib.Path, whole: pathlib.Path) -> str:
 
 
 def gone_at(step: int, what: Callable[[pathlib.Path], None]) -> Callable:
-  """The workdir goes away after a step; the next run finds what was left of it."""
+  """Returns a situation in which the workdir is removed or moved after a step, and its remains are used again."""
 
   def situation(disk: pathlib.Path, whole: pathlib.Path) -> str:
     process = started(disk / "run")
@@ -146,7 +148,7 @@ def gone_at(step: int, what: Callable[[pathlib.Path], None]) -> Callable:
 
 
 def replaced(workdir: pathlib.Path) -> None:
-  """Another folder in its place."""
+  """Moves the workdir and puts an empty folder in its place."""
   workdir.rename(workdir.with_name("moved"))
   workdir.mkdir()
 
@@ -193,7 +195,7 @@ def programs_on_a_full_disk(disk: pathlib.Path, whole: pathlib.Path) -> str:
 
 
 def full_for(name: str) -> Callable:
-  """The disk has no room for one file, which is replaced by way of a partial one."""
+  """Returns a situation without space for one file, which is written through a partial file."""
 
   def situation(disk: pathlib.Path, whole: pathlib.Path) -> str:
     (disk / "run").mkdir()
@@ -239,7 +241,7 @@ SITUATIONS = {
 
 
 def attempt(situation: Callable, disk: pathlib.Path, whole: pathlib.Path) -> tuple[str, str]:
-  """(verdict, what was said) of a situation, of which no run and no disk is left."""
+  """Runs a situation and returns (verdict, message). Kills its runs and unmounts its disk at the end."""
   try:
     mount(disk)
   except PermissionError as error:
@@ -256,9 +258,9 @@ def attempt(situation: Callable, disk: pathlib.Path, whole: pathlib.Path) -> tup
 
 
 def main() -> int:
-  """Runs the situations; 1 if any failed."""
+  """Runs the situations and returns 1 if one failed."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.disk", description=__doc__)
-  parser.add_argument("words", nargs="*", help="only situations whose names hold one of these")
+  parser.add_argument("words", nargs="*", help="run only situations with names that contain one of these words")
   chosen = choose(parser, SITUATIONS, parser.parse_args().words)
   counts = {"passed": 0, "failed": 0, "skipped": 0}
   with tempfile.TemporaryDirectory() as name:

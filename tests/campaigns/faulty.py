@@ -1,8 +1,12 @@
-"""A verb with something wrong in it: python -m tests.campaigns.faulty FAULT NUMBER VERB FLAGS
+"""Runs a verb with a fault: python -m tests.campaigns.faulty FAULT NUMBER VERB FLAGS
 
-stuck: the main thread of this process stops before step NUMBER, its other threads live. nan: the parameters on this
-process's devices are no numbers from step NUMBER on. bug: an exception at step NUMBER. input: the read with this
-number never ends. bad: the read with this number gives no image. slow: each wait for a save takes NUMBER seconds more.
+- stuck: the main thread of this process stops before step NUMBER, and its other threads continue
+- nan: the parameters on this process's devices are not numbers from step NUMBER on
+- bug: step NUMBER raises an exception
+- input: the read with this number does not end
+- bad: the read with this number returns bytes that are not an image
+- slow: each wait for a save takes NUMBER additional seconds
+
 Reads are counted from 0 in each process.
 """
 
@@ -20,21 +24,21 @@ from vit_jax.training import build, experiment
 
 
 def main() -> None:
-  """Puts the fault in and runs the verb."""
+  """Injects the fault and runs the verb."""
   fault, number, verb, *words = sys.argv[1:]
   sys.argv = [verb, *words]
   if fault in ("input", "bad"):
-    build.build.__defaults__ = (opening(int(number), fault == "bad"), *build.build.__defaults__[1:])
+    build.build.__defaults__ = (make_open_split(int(number), fault == "bad"), *build.build.__defaults__[1:])
   elif fault == "slow":
     wait = checkpoints.Checkpoints.wait
     checkpoints.Checkpoints.wait = lambda store: (time.sleep(int(number)), wait(store))[1]
   else:
-    experiment.Experiment.compile = compiling(experiment.Experiment.compile, FAULTS[fault], int(number))
+    experiment.Experiment.compile = wrap_compile(experiment.Experiment.compile, FAULTS[fault], int(number))
   cli.run_verb(importlib.import_module(f"vit_jax.{verb}").main)
 
 
-def compiling(compile, fault, number):
-  """`Experiment.compile` of a step that has the fault."""
+def wrap_compile(compile, fault, number):
+  """Returns `Experiment.compile` with a fault before step `number`."""
 
   def faulty(parts):
     step, calls = compile(parts), iter(range(10**9))
@@ -47,8 +51,8 @@ def compiling(compile, fault, number):
   return faulty
 
 
-def opening(number, bad):
-  """Returns `catalog.open_split` with sources in which read `number` of this process blocks or gives no image."""
+def make_open_split(number, bad):
+  """Returns `catalog.open_split` with sources in which read `number` of this process blocks or is not an image."""
   reads = itertools.count()
 
   def open_split(choice, split):
@@ -66,24 +70,24 @@ def opening(number, bad):
 
 
 def stuck(state):
-  """Never returns."""
+  """Sleeps without end."""
   while True:
     time.sleep(1)
 
 
 def nan(state):
-  """The state with no numbers on this process's devices."""
+  """Returns the state with NaN in all parameters on this process's devices."""
 
-  def spoiled(array):
+  def fill_with_nan(array):
     parts = [shard.data * float("nan") for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
   with jax.transfer_guard("allow"):
-    return dataclasses.replace(state, params={path: spoiled(array) for path, array in state.params.items()})
+    return dataclasses.replace(state, params={path: fill_with_nan(array) for path, array in state.params.items()})
 
 
 def bug(state):
-  """Raises."""
+  """Raises an AssertionError."""
   raise AssertionError("a bug")
 
 

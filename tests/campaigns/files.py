@@ -1,10 +1,13 @@
-"""Whether hostile files are errors for people: python -m tests.campaigns.files [WORDS]
+"""Tests the errors for hostile files: python -m tests.campaigns.files [WORDS]
 
-Weights of all formats, JSON beside them, files of workdirs, configs, predictions, each given to the real verbs: exit
-code 2 (or what is documented), an error of few lines without a traceback, within 60 seconds of the processor and 1 GiB
-above what an idle verb takes, and nothing written or changed. A line for each that fails, then `N passed, M failed`;
-exit code 1 where any failed. WORDS choose cases by their names. Takes some minutes. tests/importers/test_hostile.py
-reads the same weights in one process.
+The cases are weights of all formats, their JSON files, files of workdirs, configs and predictions. Each case is given
+to a real verb. The verb must end with exit code 2, or with the documented code. The error must have few lines and no
+traceback. The verb may use 60 seconds of processor time and 1 GiB more memory than an idle verb. It must not write or
+change a file.
+
+The campaign prints a line for each failure, and then `N passed, M failed`. The exit code is 1 if a case failed. WORDS
+select cases by their names. The campaign takes some minutes. tests/importers/test_hostile.py reads the same weights in
+one process.
 """
 
 import argparse
@@ -24,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # for workers
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # for worker processes
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
 from tests import hostile, hostile_paths, runs
@@ -38,23 +41,23 @@ Case = tuple[str, Callable[[pathlib.Path], list[str]], tuple[int, ...]]  # name,
 
 
 def main() -> int:
-  """Runs every case; the exit code."""
+  """Runs all cases and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.files", description=__doc__)
-  parser.add_argument("words", nargs="*", help="of the names of cases")
+  parser.add_argument("words", nargs="*", help="run only cases with names that contain one of these words")
   chosen = choose(parser, (case[0] for case in cases(pathlib.Path("run"))), parser.parse_args().words)
-  sys.dont_write_bytecode = True  # also in forked children, because a compiled config would be a change of the folder
+  sys.dont_write_bytecode = True  # also in forked children, because a compiled config would change the folder
   warnings.filterwarnings("ignore", message=".*os.fork")
   passed = failed = 0
   with tempfile.TemporaryDirectory() as name:
     root = pathlib.Path(name)
     os.environ |= {"TFDS_DATA_DIR": f"{root}/data", "XDG_CACHE_HOME": f"{root}/cache"}
-    # Before each command a child is made of this process, which therefore computes nothing itself.
+    # Each command runs in a fork of this process, so this process must not initialise JAX itself.
     for verb in VERBS:
       importlib.import_module(f"vit_jax.{verb}")
     importlib.import_module("torch")
     importlib.import_module("tensorflow_datasets")
-    child(lambda: builders.prepare_dataset("digits"), root / "log")
-    child(lambda: run(["train", *runs.words(root / "run", total=2)]), root / "log")
+    run_in_child(lambda: builders.prepare_dataset("digits"), root / "log")
+    run_in_child(lambda: run(["train", *runs.words(root / "run", total=2)]), root / "log")
     assert (root / "run/result.json").exists(), (root / "log").read_text()
     for case in cases(root / "run"):
       if case[0] not in chosen:
@@ -68,9 +71,9 @@ def main() -> int:
 
 
 def attempt(case: Case, root: pathlib.Path) -> str | None:
-  """What is wrong with what a case ends in."""
+  """Runs a case and returns its problems, or None."""
   name, make, codes = case
-  # A run that continues writes its lock, its length, its command and its use of time.
+  # A run that continues writes its lock, its length, its command and its goodput.
   but = {"lock", "config.json", "recipe.json", "goodput.json"} if "metrics" in name else {"lock"}
   folder, log = root / "case", root / "log"
   folder.mkdir()
@@ -79,16 +82,16 @@ def attempt(case: Case, root: pathlib.Path) -> str | None:
     made = root / "command"
     for last in (made, log):
       last.unlink(missing_ok=True)
-    if child(lambda: made.write_text(json.dumps(make(folder))), log)[0]:
+    if run_in_child(lambda: made.write_text(json.dumps(make(folder))), log)[0]:
       return f"nothing was made: {log.read_text(errors='replace')[-600:]!r}"
     command = json.loads(made.read_text())
-    before, _ = listed(folder, but), log.write_text("")
-    code, seconds, grown = child(lambda: run(command), log)
-    said, after = log.read_text(errors="replace"), listed(folder, but)
+    before, _ = list_contents(folder, but), log.write_text("")
+    code, seconds, grown = run_in_child(lambda: run(command), log)
+    said, after = log.read_text(errors="replace"), list_contents(folder, but)
   finally:
     os.chdir(root)
     shutil.rmtree(folder)
-  # What a workdir's config differs in is a list; before an error a run may have said what it is.
+  # The differences of a config are a list, and a run may print its description before an error.
   most = 40 if "another config" in said else LINES
   lines = said[max(0, said.find("error: ")) :].splitlines()
   problems = [
@@ -106,7 +109,7 @@ def attempt(case: Case, root: pathlib.Path) -> str | None:
 
 
 def run(command: list[str]) -> None:
-  """A verb as a user starts it, in this process."""
+  """Runs a verb in this process, with the command line of a user."""
   os.environ["PYTHONWARNINGS"] = "ignore"
   verb, *words = command
   sys.argv = [verb, *words]
@@ -115,8 +118,12 @@ def run(command: list[str]) -> None:
   cli.run_verb(sys.modules[f"vit_jax.{verb}"].main)
 
 
-def child(function: Callable[[], None], log: pathlib.Path) -> tuple[int, float, int]:
-  """(exit code, seconds of the processor, bytes of memory above this process's) of a function in a child process."""
+def run_in_child(function: Callable[[], None], log: pathlib.Path) -> tuple[int, float, int]:
+  """Runs a function in a child process.
+
+  Returns:
+    The exit code, the seconds of processor time, and the bytes of memory above the memory of this process.
+  """
   sys.stdout.flush()
   pid = os.fork()
   if pid == 0:
@@ -145,8 +152,8 @@ def child(function: Callable[[], None], log: pathlib.Path) -> tuple[int, float, 
   return os.waitstatus_to_exitcode(ended[1]), used.ru_utime + used.ru_stime, 1024 * max(0, used.ru_maxrss - own)
 
 
-def listed(folder: pathlib.Path, but: set[str]) -> dict:
-  """What is in a folder, `but` for some names: kind, and content of files."""
+def list_contents(folder: pathlib.Path, but: set[str]) -> dict:
+  """Returns the types of the paths in a folder and the digests of its files, without the names in `but`."""
   result = {}
   for path in sorted(folder.rglob("*")):
     if path.name in but:
@@ -161,19 +168,23 @@ def listed(folder: pathlib.Path, but: set[str]) -> dict:
 
 
 def cases(run: pathlib.Path) -> Iterator[Case]:
-  """All of them; `run` is a finished workdir to copy."""
+  """Yields all cases. `run` is a finished workdir, which cases copy."""
   for number, name in enumerate(hostile.WEIGHTS):
-    yield name, through(number, hostile.weights, name), (2,)
+    yield name, make_command(number, hostile.weights, name), (2,)
   for number, name in enumerate(hostile.HUB):
-    yield f"beside: {name}", through(number, hostile.hub, name), (2,)
+    yield f"beside: {name}", make_command(number, hostile.hub, name), (2,)
   for name, make in hostile_paths.PATHS.items():
     yield f"path: {name}", lambda folder, make=make: ["convert", "--inspect", str(make(folder / "w.npz"))], (2,)
   for name, (file, data) in WORKDIR.items():
-    # The checkpoint says of what run it is; config.json counts where there is none.
-    yield f"workdir, measured: {name}", copied(run, file, data, "evaluate"), (0, 2) if file == "config.json" else (0,)
-    yield f"workdir, continued: {name}", copied(run, file, data, "train"), (0, 2)
+    # The checkpoint contains the config of its run. config.json is used only without a checkpoint.
+    yield (
+      f"workdir, measured: {name}",
+      copy_workdir(run, file, data, "evaluate"),
+      (0, 2) if file == "config.json" else (0,),
+    )
+    yield f"workdir, continued: {name}", copy_workdir(run, file, data, "train"), (0, 2)
     if file == "config.json":
-      yield f"workdir, begun: {name}", copied(run, file, data, "train", saved=False), (2,)
+      yield f"workdir, begun: {name}", copy_workdir(run, file, data, "train", saved=False), (2,)
   for name, (code, body) in CONFIGS.items():
     yield f"config: {name}", config(body), (code,)
   for name, record in SWEEPS.items():
@@ -182,8 +193,11 @@ def cases(run: pathlib.Path) -> Iterator[Case]:
     yield f"flags: {name}", lambda folder, flags=flags: ["evaluate", f"--workdir={run}", *flags(folder)], (2,)
 
 
-def through(number: int, make: Callable, name: str) -> Callable:
-  """Mostly `convert --inspect`, which reads no values; each sixth by a verb that does."""
+def make_command(number: int, make: Callable, name: str) -> Callable:
+  """Returns a function that makes the command of a case.
+
+  Most commands are `convert --inspect`, which does not read values. Every sixth command is a verb that reads them.
+  """
 
   def command(folder):
     path = make(folder, name)
@@ -221,8 +235,11 @@ WORKDIR = {
 }  # fmt: skip
 
 
-def copied(run: pathlib.Path, file: str, data, verb: str, saved: bool = True) -> Callable:
-  """A finished workdir, or one in which nothing was `saved`, with another file in it, measured or continued."""
+def copy_workdir(run: pathlib.Path, file: str, data, verb: str, saved: bool = True) -> Callable:
+  """Returns a function that copies a finished workdir, replaces a file, and returns the command of a verb.
+
+  If `saved` is False, the copy has no checkpoints and no result.
+  """
 
   def command(folder):
     shutil.copytree(run, folder / "run")
@@ -235,7 +252,7 @@ def copied(run: pathlib.Path, file: str, data, verb: str, saved: bool = True) ->
       data(target)
     else:
       target.write_bytes(data if isinstance(data, bytes) else data.encode())
-    total = "3" if file == "metrics.jsonl" else "2"  # of a run that has ended nothing reads its metrics
+    total = "3" if file == "metrics.jsonl" else "2"  # a finished run does not read its metrics
     return ["train", *runs.words(folder / "run", total=total)] if verb == "train" else [verb, f"--workdir={folder}/run"]
 
   return command
@@ -246,7 +263,7 @@ DIGITS = RECIPE + (
   "def get_config(): return recipe(model=dict(name='cct_2_3x2_32'), data=dict(name='digits', image_size=32),"
   " optim=dict(name='adamw', lr=1e-3), total='1ep', batch=16)\n"
 )
-CONFIGS = {  # exit code, text
+CONFIGS = {  # name -> (exit code, text of the config)
   "an exception of its own": (2, "class Odd(Exception): pass\nraise Odd('x' * 300_000)"),
   "an interrupt": (130, "def get_config(): raise KeyboardInterrupt"),
   "an exit": (2, "import sys; sys.exit(0)"),
@@ -285,7 +302,7 @@ SWEEPS = {
 
 
 def sweep(text: str) -> Callable:
-  """A sweep that cannot be, or the record of one in its workdir."""
+  """Returns a function that writes an invalid sweep, or an invalid record in its workdir."""
 
   def command(folder):
     body = text if text.startswith("def") else "def sweep(): return product({'seed': range(2)})"

@@ -1,4 +1,4 @@
-"""Several processes of one run on this machine, and what they say: for campaigns."""
+"""Several processes of one run on this machine, with checks of their outputs, for campaigns."""
 
 import json
 import os
@@ -21,11 +21,20 @@ CHANGES = {
 
 
 class Group:
-  """The processes of one run; what they print goes to files. A resource that leaves none of them."""
+  """The processes of one run, with outputs in files. The context manager kills all of them at its end."""
 
   def __init__(self, folder: pathlib.Path, workdir: str, count: int = COUNT, absent: tuple[int, ...] = (), **options):
-    """`options`: changes of the config; `each`, {process: changes of the config for it}; `faults`, {process: (fault,
-    number)}; `folders`, {process: where it starts}; `environment`; `limit`, {process: file size limit in bytes}."""
+    """Starts the processes.
+
+    Args:
+      folder: folder of the outputs and of the workdir.
+      workdir: name of the workdir in the folder.
+      count: number of processes.
+      absent: processes that are not started.
+      **options: changes of the config. These names have another meaning: `each`, {process: changes of its config};
+        `faults`, {process: (fault, number)}; `folders`, {process: its current directory}; `environment`; `port`;
+        `limit`, {process: file size limit in bytes}.
+    """
     each, faults, folders, limits = (options.pop(key, {}) for key in ("each", "faults", "folders", "limit"))
     environment = options.pop("environment", {})
     port = options.pop("port", None) or free_port()
@@ -60,11 +69,11 @@ class Group:
       process.wait()
 
   def text(self, i: int) -> str:
-    """What a process has printed so far."""
+    """Returns the output of a process so far."""
     return pathlib.Path(self.files[i].name).read_text(errors="replace")
 
   def await_text(self, pattern: str, i: int = 0, seconds: float = 120.0) -> None:
-    """Returns when a process has printed this."""
+    """Waits until the output of a process matches a pattern."""
     deadline = time.monotonic() + seconds
     while not re.search(pattern, self.text(i), re.MULTILINE):
       assert self.processes[i].poll() is None, f"process {i} ended before {pattern!r}:\n{self.text(i)[-2000:]}"
@@ -72,22 +81,22 @@ class Group:
       time.sleep(0.02)
 
   def await_step(self, step: int) -> None:
-    """Returns when this step has been logged."""
+    """Waits until this step has been logged."""
     self.await_text(rf"^ *{step}/\d+ ")
 
   def signal(self, number: signal.Signals, *which: int) -> None:
-    """To these processes."""
+    """Sends a signal to these processes."""
     for i in which:
       self.processes[i].send_signal(number)
 
   def stop_at(self, step: int, *which: int) -> None:
-    """After this step SIGTERM to these processes ends all with 42."""
+    """Sends SIGTERM to these processes after a step, and checks that all processes end with exit code 42."""
     self.await_step(step)
     self.signal(signal.SIGTERM, *which)
     self.all_end(42, 15)
 
   def end(self, codes: dict[int, int | tuple], seconds: float) -> None:
-    """All processes that `codes` has end with these within a time, and none with a traceback unless it has a bug."""
+    """Checks that processes end with their codes in time, without a traceback unless the code is 1 or -9."""
     deadline = time.monotonic() + seconds
     for i, expected in codes.items():
       try:
@@ -100,34 +109,34 @@ class Group:
         assert "Traceback" not in self.text(i), f"process {i}:\n{self.text(i)[-3000:]}"
 
   def all_end(self, code: int | tuple, seconds: float) -> None:
-    """All with one code."""
+    """Checks that all processes end with the same code in time."""
     self.end(dict.fromkeys(self.processes, code), seconds)
 
   def says(self, pattern: str, *which: int) -> None:
-    """Each of these (all) has printed this in its last words."""
+    """Checks that the end of the output of each of these processes (default: all) matches a pattern."""
     for i in which or self.processes:
       assert re.search(pattern, self.text(i)[-6000:]), f"process {i} does not say {pattern!r}:\n{self.text(i)[-2000:]}"
 
 
 def free_port() -> int:
-  """A TCP port of this machine."""
+  """Returns a free TCP port of this machine."""
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     return probe.getsockname()[1]
 
 
 def others(*without: int) -> list[int]:
-  """The other processes."""
+  """Returns the numbers of the other processes."""
   return [i for i in range(COUNT) if i not in without]
 
 
 def result(folder: pathlib.Path, workdir: str) -> dict:
-  """Of a run that has ended."""
+  """Returns the result of a finished run."""
   return json.loads((folder / workdir / "result.json").read_text())
 
 
 def finish(folder: pathlib.Path, workdir: str, **options) -> None:
-  """The same command continues to the weights, figures and log of the undisturbed run."""
+  """Continues a run with the same command, and compares its weights, figures and log with the undisturbed run."""
   with Group(folder, workdir, **options) as group:
     group.all_end(0, 180)
   here, there = result(folder, workdir), result(folder, "undisturbed")
@@ -137,7 +146,7 @@ def finish(folder: pathlib.Path, workdir: str, **options) -> None:
 
 
 def losses(folder: pathlib.Path, workdir: str) -> dict[int, dict]:
-  """What metrics.jsonl says of steps and evaluations, without times."""
+  """Returns the losses and accuracies in metrics.jsonl by step."""
   rows = [json.loads(line) for line in (folder / workdir / "metrics.jsonl").read_text().splitlines()]
   table = {}
   for row in rows:

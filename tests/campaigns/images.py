@@ -1,10 +1,14 @@
-"""What hostile images do to a run: python -m tests.campaigns.images [WORD ...]
+"""Tests the input pipeline with hostile images: python -m tests.campaigns.images [WORD ...]
 
-Each of tests/hostile_images.py, or those whose names contain a WORD, is put as a file into a folder, with others beside
-it, and passes the stream in a process of its own: cropped for evaluation and for training, by four threads at once,
-where a bad image is an error, and where it is skipped. A hostile one must be an error that names the file, or be left
-out alone; a whole one must have the pixels that Pillow sees. Memory and time of each process are measured, and bounded.
-Prints a line for each and at the end "N passed, M failed"; exit code 1 where anything failed. Takes a few minutes.
+The campaign uses all images of tests/hostile_images.py, or those with names that contain a WORD. Each image is a file
+in a folder with good images. Separate processes read the folder with four threads: for evaluation and for training with
+errors for bad images, and for evaluation with skipped bad images.
+
+A hostile image must raise an error that names its file, or be the only skipped image. A complete image must have the
+same pixels as in Pillow. The memory and time of each process are measured and limited.
+
+The campaign prints a line for each image, and then "N passed, M failed". The exit code is 1 if an image failed. The
+campaign takes a few minutes.
 """
 
 import argparse
@@ -30,20 +34,20 @@ from vit_jax import schema
 from vit_jax.data import catalog, crops, decoding, loader, sources, stream
 from vit_jax.data.images import ImageError
 
-SECONDS, SMALL = 20, 250  # a process may take so long, and so many MiB more than it began with
-# All threads together decode half of what they usually may: of the large image one at a time, as it takes 580 MiB. Of
-# four at once 1,700 to 2,240 MiB were seen, which the usual 2 GiB would hardly tell from three.
+SECONDS, SMALL = 20, 250  # limits of a process: seconds, and MiB above its memory at the start
+# The memory limit of decoding is half of the default. One large image takes 580 MiB, so only one is decoded at a time.
+# Four at once took 1,700 to 2,240 MiB, which a limit of 2 GiB could hardly distinguish from three at once.
 TOGETHER = 2**30
-LARGE = {"png of 10,000 squared": (240, TOGETHER // 2**20 + SMALL)}  # seen in 21 and 35 s on two busy cores
-COUNT, PLACE = 2000, 7  # records, and which of them is the hostile one: one in 1000 may be skipped
+LARGE = {"png of 10,000 squared": (240, TOGETHER // 2**20 + SMALL)}  # measured: 21 and 35 s on two busy cores
+COUNT, PLACE = 2000, 7  # number of records, and number of the hostile record; one in 1000 may be skipped
 SIZE, THREADS = 64, 4
 NAMES = *hostile_images.REFUSED, *hostile_images.NO_FILES, *hostile_images.WHOLE
 
 
 def main() -> int:
-  """Runs all, prints a line each; the exit code."""
+  """Runs all images, prints a line for each, and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.images", description=__doc__)
-  parser.add_argument("words", nargs="*", help="of names")
+  parser.add_argument("words", nargs="*", help="run only images with names that contain one of these words")
   names = choose(parser, NAMES, parser.parse_args().words)
   warnings.filterwarnings("ignore", message=".*fork.*")  # no thread has started yet
   decoding.MEMORY = decoding.MemoryLimit(TOGETHER)
@@ -57,7 +61,7 @@ def main() -> int:
 
 
 def attempt(name: str) -> tuple[list[str], str]:
-  """(what is wrong, what was measured) of one."""
+  """Tests an image and returns (problems, measured memory and seconds)."""
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
     (root / "train/a").mkdir(parents=True)
@@ -77,7 +81,7 @@ def attempt(name: str) -> tuple[list[str], str]:
     wrong, figures = [], []
     limit_seconds, limit = LARGE.get(name, (SECONDS, SMALL))
     for check in (raised, raised_in_training, skipped):
-      complaints, memory, seconds = in_a_process(limit_seconds, check, photos, expected)
+      complaints, memory, seconds = run_in_process(limit_seconds, check, photos, expected)
       if memory > limit:
         complaints.append(f"{memory} MiB; allowed: {limit}")
       wrong += [f"{check.__name__}: {complaint}" for complaint in complaints]
@@ -87,8 +91,8 @@ def attempt(name: str) -> tuple[list[str], str]:
   return wrong, "  ".join(figures)
 
 
-def in_a_process(limit, check, *arguments) -> tuple[list[str], int, float]:
-  """(complaints of `check`, MiB at the most beyond those at the start, seconds) of a process of its own."""
+def run_in_process(limit, check, *arguments) -> tuple[list[str], int, float]:
+  """Runs `check` in a child process and returns (problems, peak MiB above the memory at the start, seconds)."""
   read, write = os.pipe()
   began = time.monotonic()
   if not (child := os.fork()):
@@ -96,7 +100,7 @@ def in_a_process(limit, check, *arguments) -> tuple[list[str], int, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
       complaints = check(*arguments)
-    except:  # noqa: E722  whatever it is, the parent prints it
+    except:  # noqa: E722  the parent prints any exception
       complaints = ["traceback: " + traceback.format_exc()]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     os.write(write, json.dumps([complaints, memory // 2**10]).encode()[:60_000])
@@ -112,22 +116,22 @@ def in_a_process(limit, check, *arguments) -> tuple[list[str], int, float]:
 
 
 def raised(photos, expected) -> list[str]:
-  """Evaluation, a hostile image for each thread: an error that names the file, or its pixels each time."""
-  return outcome(measured(photos, [0] * THREADS, 1, on_error="raise"), expected)
+  """Evaluates one hostile image per thread, which must raise an error that names the file, or have its pixels."""
+  return check_batches(make_eval_batches(photos, [0] * THREADS, 1, on_error="raise"), expected)
 
 
 def raised_in_training(photos, expected) -> list[str]:
-  """The same for training, without chance."""
-  source = records(photos, [0] * THREADS)
+  """Tests the same for training without random augmentation."""
+  source = select_records(photos, [0] * THREADS)
   examples = stream.train_examples(source, 0, image_size=SIZE, crop=schema.Choice("centre"), flip=False)
-  return outcome(loader.batches(examples, 1, range(1), threads=THREADS), expected)
+  return check_batches(loader.batches(examples, 1, range(1), threads=THREADS), expected)
 
 
 def skipped(photos, expected) -> list[str]:
-  """Evaluation of 2,000 images, one of which is hostile: it alone is left out, or has its pixels."""
+  """Evaluates 2,000 images with one hostile image, which must be the only skipped image or have its pixels."""
   numbers = [1] * COUNT
   numbers[PLACE] = 0
-  batches = measured(photos, numbers, 64, on_error="skip")
+  batches = make_eval_batches(photos, numbers, 64, on_error="skip")
   batch = next(batches)
   skipped = batches.skipped
   batches.close()
@@ -136,24 +140,24 @@ def skipped(photos, expected) -> list[str]:
     wrong.append(f"problem {batches.problem}")
   if expected is None:
     return wrong + ([] if batch["valid"][PLACE] == 0 and skipped == 1 else [f"{skipped} skipped"])
-  return wrong + different(batch["image"][PLACE], expected) + ([f"{skipped} skipped"] if skipped else [])
+  return wrong + compare_images(batch["image"][PLACE], expected) + ([f"{skipped} skipped"] if skipped else [])
 
 
-def records(photos, numbers) -> sources.Source:
-  """Records of the folder by name: 0 is the hostile one."""
+def select_records(photos, numbers) -> sources.Source:
+  """Returns a source of records of the folder by number: 0 is the hostile image, and 1 is the good image."""
   order = [next(i for i in range(2) if name in photos.identify(i)) for name in ("hostile", "good")]
   return sources.select_subset(photos, [order[number] for number in numbers])
 
 
-def measured(photos, numbers, size, **options):
-  """Batches for evaluation."""
+def make_eval_batches(photos, numbers, size, **options):
+  """Returns batches for evaluation."""
   choice = schema.Choice("centre")
-  examples = stream.eval_examples(records(photos, numbers), image_size=SIZE, test_crop=choice)
+  examples = stream.eval_examples(select_records(photos, numbers), image_size=SIZE, test_crop=choice)
   return loader.batches(examples, size, range(size), threads=THREADS, **options)
 
 
-def outcome(batches, expected) -> list[str]:
-  """What is wrong with the first batches, one for each thread."""
+def check_batches(batches, expected) -> list[str]:
+  """Returns the problems of the first batches, one batch for each thread."""
   try:
     taken = [next(batches)["image"][0] for _ in range(THREADS)]
   except ImageError as error:
@@ -166,11 +170,11 @@ def outcome(batches, expected) -> list[str]:
   batches.close()
   if expected is None:
     return ["accepted"]
-  return [complaint for image in taken for complaint in different(image, expected)][:1]
+  return [complaint for image in taken for complaint in compare_images(image, expected)][:1]
 
 
-def different(image, expected) -> list[str]:
-  """Complaints unless two images are the same, but for the rounding of another decoder."""
+def compare_images(image, expected) -> list[str]:
+  """Returns a problem if two images differ by more than the rounding of another decoder."""
   distance = np.abs(image.astype(int) - expected).max()
   return [] if distance <= 8 else [f"other pixels than Pillow's: by up to {distance}"]
 

@@ -1,9 +1,11 @@
-"""Whether runs that are killed end in the same bits: python -m tests.campaigns.kills [N] [--seed S]
+"""Tests that killed runs end with the same bits: python -m tests.campaigns.kills [N] [--seed S]
 
-N runs (20), each with one to three SIGKILLs, in turn at a random printed step and while a checkpoint is being written;
-after each, the same command goes on. At the end the weights, the figures and every line of metrics are compared with
-those of a run that nobody killed, and the account of the time with the clock. Prints a line a run and `N passed, M
-failed`; exit code 1 if any failed. Takes about half a minute a run. tests/test_train.py has one.
+Each of N runs (default 20) receives one to three SIGKILLs, alternately at a random printed step and during a save.
+After each kill, the same command continues. At the end, the weights, the figures and all lines of metrics are compared
+with an undisturbed run. The times in the goodput record are compared with the clock.
+
+The campaign prints a line per run and `N passed, M failed`. The exit code is 1 if a run failed. A run takes about half
+a minute. tests/test_train.py has one such run.
 """
 
 import argparse
@@ -25,16 +27,16 @@ from tests import runs
 from vit_jax.corpora.builders import prepare_dataset
 
 STEPS = 40
-LINES = 3  # steps
-RATES = ("images_per_second", "images_per_second_per_chip", "data_wait")  # which no two runs share
+LINES = 3  # steps between two lines of metrics
+RATES = ("images_per_second", "images_per_second_per_chip", "data_wait")  # differ between all runs
 SAME = ("weights_sha256", "loss", "top1", "f1_macro", "images", "steps")  # of result.json
 
 
 def main() -> int:
-  """Kills, finishes, compares; the exit code."""
+  """Kills and finishes runs, compares them with the undisturbed run, and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.kills", description=__doc__)
-  parser.add_argument("runs", nargs="?", type=int, default=20, help="how many")
-  parser.add_argument("--seed", type=int, default=0, help="of the moments")
+  parser.add_argument("runs", nargs="?", type=int, default=20, help="number of runs")
+  parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
   args = parser.parse_args()
   draw, failed, kinds = random.Random(args.seed), 0, [at_a_step, in_a_save]
   with tempfile.TemporaryDirectory() as folder:
@@ -42,16 +44,18 @@ def main() -> int:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/programs"
     prepare_dataset("digits")
     whole = pathlib.Path(folder, "whole")
-    runs.finish(started(whole))
+    runs.finish(start_run(whole))
     for number in range(args.runs):
       workdir, began, moments = pathlib.Path(folder, f"run{number}"), time.time(), []
       for _ in range(draw.randint(1, 3)):
-        step = last_saved(workdir) + draw.randint(1, STEPS // 4)
-        moments.append(kinds[0](started(workdir), workdir, step))
+        step = find_last_saved_step(workdir) + draw.randint(1, STEPS // 4)
+        moments.append(kinds[0](start_run(workdir), workdir, step))
         kinds.reverse()
-      runs.finish(started(workdir))
-      took = (workdir / "result.json").stat().st_mtime - began  # without the shutdown of Python, which no account holds
-      wrong = differences(whole, workdir, took) + [each for each in moments if "ended" in each]
+      runs.finish(start_run(workdir))
+      took = (
+        workdir / "result.json"
+      ).stat().st_mtime - began  # without the shutdown of Python, which goodput does not record
+      wrong = find_differences(whole, workdir, took) + [each for each in moments if "ended" in each]
       failed += bool(wrong)
       print(
         f"{number + 1:>4}  {'FAILED' if wrong else 'passed'}  {', '.join(moments)}", *wrong, sep="\n      ", flush=True
@@ -60,54 +64,54 @@ def main() -> int:
   return bool(failed)
 
 
-def started(workdir: pathlib.Path) -> subprocess.Popen:
-  """The run, as its user would start it each time."""
+def start_run(workdir: pathlib.Path) -> subprocess.Popen:
+  """Starts the run with the same command as a user."""
   changes = {"total": STEPS, "checkpoint__every": 2, "log__every": LINES, "evals__test__every": "50%"}
   return runs.command("train", *runs.words(workdir, **changes))
 
 
-def last_saved(workdir: pathlib.Path) -> int:
-  """The step of the newest whole checkpoint, 0 without any."""
+def find_last_saved_step(workdir: pathlib.Path) -> int:
+  """Returns the step of the newest complete checkpoint, or 0."""
   return max((int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()), default=0)
 
 
 def at_a_step(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> str:
-  """Kills once the run has printed this step, or one after it."""
+  """Kills the run after it has printed this step or a later one."""
   for line in process.stdout:
     if (printed := re.match(r" *(\d+)/", line)) and int(printed[1]) >= step:
       break
-  return killed(process, f"at step {step}")
+  return kill(process, f"at step {step}")
 
 
 def in_a_save(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> str:
-  """Kills while a checkpoint of this step or a later one is half written: a stopped process cannot finish it."""
+  """Kills the run during the save of this step or a later one. SIGSTOP first prevents the end of the save."""
   while process.poll() is None:
     half = [path.name for path in (workdir / "checkpoints").glob("*tmp*")]
     if half and int(half[0].partition(".")[0]) >= step:
       process.send_signal(signal.SIGSTOP)
       os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
       if (workdir / "checkpoints" / half[0]).exists():
-        return killed(process, f"in the save {half[0]}")
+        return kill(process, f"in the save {half[0]}")
       process.send_signal(signal.SIGCONT)
     time.sleep(0.0005)
-  return killed(process, "after the end")
+  return kill(process, "after the end")
 
 
-def killed(process: subprocess.Popen, moment: str) -> str:
-  """SIGKILL, also to a process that is stopped."""
+def kill(process: subprocess.Popen, moment: str) -> str:
+  """Kills a process, which may be stopped, and returns a description of the moment."""
   process.kill()
   process.communicate()
   return f"killed {moment}" if process.returncode == -signal.SIGKILL else f"ended with {process.returncode} {moment}"
 
 
-def differences(whole: pathlib.Path, killed: pathlib.Path, took: float) -> list[str]:
-  """What is not as in the run that nobody killed; the other one took so many seconds, all in all."""
+def find_differences(whole: pathlib.Path, killed: pathlib.Path, took: float) -> list[str]:
+  """Returns the differences between the undisturbed run and a killed run, which took `took` seconds in total."""
   results = [json.loads((folder / "result.json").read_text()) for folder in (whole, killed)]
   wrong = [
     f"{key}: {results[1][key]} instead of {results[0][key]}" for key in SAME if results[0][key] != results[1][key]
   ]
   logs = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (whole, killed)]
-  # Each line holds means over three steps, and every second step is saved: so most kills fall between two lines.
+  # Each line contains means over three steps, and every second step is saved, so most kills are between two lines.
   steps = [line["step"] for line in logs[1] if "train/loss" in line]
   if steps != [*range(LINES, STEPS, LINES), STEPS]:
     wrong.append(f"lines of steps {steps}")

@@ -1,9 +1,10 @@
-"""Whether `launch` keeps what it promises, for long: python -m tests.campaigns.launch [EXAMPLES]
+"""Tests the properties of `launch` with many examples: python -m tests.campaigns.launch [EXAMPLES]
 
-The tests of launch with so many examples of each property, which are drawn anew: sequences of faults of both clouds,
-hostile words, files that anybody has changed. And the whole path by the real gcloud, where it is installed: a run of
-four JAX processes on a cloud on loopback, preempted, to the undisturbed result. About half an hour for 300 examples.
-Ends with pytest's line; exit code 1 if anything failed.
+The campaign runs the tests of launch with EXAMPLES new random examples of each property. The examples are sequences of
+faults of both clouds, hostile texts, and changed files. If gcloud is installed, the campaign also tests the whole path
+with the real program: a run of four JAX processes on a local cloud is preempted and must reach the undisturbed result.
+
+300 examples take about half an hour. The campaign ends with pytest's summary. The exit code is 1 if a test failed.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import sys
 
 
 def main() -> int:
-  """Runs the tests; the exit code."""
+  """Runs the tests and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.launch", description=__doc__)
   parser.add_argument("examples", nargs="?", type=int, default=300, metavar="EXAMPLES")
   args = parser.parse_args()

@@ -1,8 +1,10 @@
-"""Long sequences of faults for the launcher: python -m tests.campaigns.launcher [STEPS]
+"""Tests the launcher with long random sequences of faults: python -m tests.campaigns.launcher [STEPS]
 
-The state machine of tests/launch/test_properties.py with new random sequences, until at least so many steps are done.
-The cloud loses, delays, duplicates and falsifies answers, clocks jump, processes die, two laptops and gc act at once.
-20,000 steps take a few minutes. Ends with the number of steps; exit code 1 if a promise was broken.
+The campaign runs the state machine of tests/launch/test_properties.py with new random sequences, for at least STEPS
+steps. The cloud loses, delays, duplicates and falsifies responses. Clocks jump and processes die. Two laptops and gc
+act at the same time.
+
+20,000 steps take a few minutes. The campaign prints the number of steps. The exit code is 1 if an invariant failed.
 """
 
 import argparse
@@ -19,17 +21,17 @@ LENGTH, SEQUENCES = 50, 50  # steps of a sequence; sequences between two lines o
 
 
 class Counted(Launcher):
-  """The state machine, which counts its steps and what the launcher did in them."""
+  """The state machine with counts of its steps and of the actions of the launcher."""
 
   steps, seen = 0, collections.Counter()
 
   def check_invariants(self, settings: hypothesis.settings, *args: object, **kwargs: object) -> None:
-    """Called by hypothesis after each step."""
+    """Counts a step. Hypothesis calls this method after each step."""
     Counted.steps += 1
     super().check_invariants(settings, *args, **kwargs)
 
   def teardown(self) -> None:
-    """Counts what happened in a sequence."""
+    """Counts the events of a sequence."""
     Counted.seen["attempts"] += len(self.universe.answered)
     Counted.seen["ends"] += self.universe.said.count("vit: ")
     Counted.seen["removals by gc"] += self.universe.said.count("is being deleted")
@@ -38,7 +40,7 @@ class Counted(Launcher):
 
 
 def main() -> int:
-  """Runs the sequences; the exit code."""
+  """Runs the sequences and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.launcher", description=__doc__)
   parser.add_argument("steps", nargs="?", type=int, default=20_000, metavar="STEPS")
   args = parser.parse_args()

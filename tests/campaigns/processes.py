@@ -1,8 +1,10 @@
-"""Runs of four processes with two devices each, disturbed: python -m tests.campaigns.processes [WORD ...]
+"""Disturbs runs of four processes with two devices each: python -m tests.campaigns.processes [WORD ...]
 
-Each scenario is a disturbance, the exit codes and words that must follow from it within a time, and, where the run can
-go on, a restart whose weights must be those of an undisturbed run, bit for bit on the same devices. Prints `N passed, M
-failed`; exit code 1 if any failed. Takes about half a minute a scenario on two cores.
+Each scenario is a fault, with the exit codes and messages that must follow within a time limit. If the run can
+continue, it is restarted. Its weights must then equal those of an undisturbed run, bit for bit on the same devices.
+
+The campaign prints `N passed, M failed`. The exit code is 1 if a scenario failed. A scenario takes about half a minute
+on two cores.
 """
 
 import argparse
@@ -38,7 +40,7 @@ SCENARIOS: dict[str, Callable[[pathlib.Path], None]] = {}
 
 
 def scenario(function):
-  """Registers it under its name."""
+  """Registers a scenario under its name."""
   SCENARIOS[function.__name__] = function
   return function
 
@@ -231,7 +233,7 @@ def damaged_files_of_one(folder):
     group.stop_at(32, 0)
   newest = max((path for path in (folder / "run/checkpoints").iterdir()), key=lambda path: int(path.name))
   parts = sorted(newest.glob("state/ocdbt.process_1/d/*")) or sorted(newest.glob("state/d/*"))
-  for part in parts:  # of some, all that is in them was written again elsewhere
+  for part in parts:  # the contents of some files are also stored in others
     part.write_bytes(b"\0" * part.stat().st_size)
   with Group(folder, "run", mesh__data=1, mesh__fsdp=8) as group:
     group.all_end(0, 180)
@@ -271,9 +273,9 @@ def stale_multislice_variables(folder):
 
 
 def main() -> int:
-  """Runs the scenarios whose names contain a word of the command line, or all; returns the exit code."""
+  """Runs the scenarios that the words of the command line select, and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.processes", description=__doc__)
-  parser.add_argument("words", nargs="*", help="only scenarios whose names contain one of these")
+  parser.add_argument("words", nargs="*", help="run only scenarios with names that contain one of these words")
   failed, names = 0, choose(parser, SCENARIOS, parser.parse_args().words)
   with tempfile.TemporaryDirectory() as root:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{root}/programs"

@@ -1,9 +1,11 @@
-"""Whether a change leaves the train steps as they were: python -m tests.campaigns.programs FILE
+"""Tests that a change of the code does not change the train steps: python -m tests.campaigns.programs FILE
 
-Lowers the train step of every shipped config, and of every family of models in a small size, on one device and on 8,
-and hashes the text of the program: without locations, names of functions and names of results, which compute nothing.
-The first call writes FILE, later ones compare with it: a line for each that differs, then `N passed, M failed`; exit
-code 1 where any failed. Takes about four minutes on two cores, and neither data nor accelerators.
+The campaign lowers the train step of every shipped config, and of a small model of every family, on one device and on
+8. It hashes the text of each program without locations, names of functions and names of results, because these do not
+affect the computation. The first call writes FILE. Later calls compare with FILE.
+
+The campaign prints a line for each difference, and then `N passed, M failed`. The exit code is 1 if a program differs.
+The campaign takes about four minutes on two cores. It does not require data or accelerators.
 """
 
 import argparse
@@ -40,7 +42,7 @@ SHALLOW = (  # with two layers
   "cct_cifar:cct_7_3x1_32_sine,cifar100,1500", "cct_cifar:cvt_7_4_32,cifar10,5000", "cct_cifar:vit_7_4_32,cifar100",
   *(f"finetune:{name}" for name in ("imagenet", "cifar100", "pets", "flowers", "digits", "folder")),
 )  # fmt: skip
-MODELS = {  # of digits, with what fits 32 px
+MODELS = {  # changes of `digits`, with settings for 32 pixels
   "hybrid": {"model.name": "R+Ti/16", "model.depth": "2"},
   "resnet hybrid": {"model.name": "R26+S/32", "model.depth": "2"},
   "DeiT, distilled": {"model.name": "deit_tiny_distilled_patch16_224", "model.depth": "2"},
@@ -61,12 +63,14 @@ MODELS = {  # of digits, with what fits 32 px
 
 
 def main() -> int:
-  """Writes the hashes, or compares them with those in the file; the exit code."""
+  """Writes the hashes, or compares them with those in the file, and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.programs", description=__doc__)
-  parser.add_argument("file", type=pathlib.Path, help="hashes by config; written if there is none, else compared")
+  parser.add_argument(
+    "file", type=pathlib.Path, help="hashes by config; written if the file does not exist, else compared"
+  )
   file = parser.parse_args().file
-  hardware.get_memory = lambda device: None  # that of this machine is not the point
-  after = hashes()
+  hardware.get_memory = lambda device: None  # the memory of this machine does not matter
+  after = compute_hashes()
   if not file.exists():
     file.write_text(json.dumps(after, indent=1) + "\n")
     print(f"{len(after)} programs written to {file}, to compare with\n0 passed, 0 failed")
@@ -78,8 +82,8 @@ def main() -> int:
   return bool(differ)
 
 
-def hashes() -> dict[str, str]:
-  """SHA-256 of the train step by config and number of devices."""
+def compute_hashes() -> dict[str, str]:
+  """Returns the SHA-256 of the train step by config and number of devices."""
   hashed = {}
   with tempfile.TemporaryDirectory() as photos:
     for name, i in ((name, i) for name in "abc" for i in range(200)):
@@ -94,13 +98,13 @@ def hashes() -> dict[str, str]:
       extra |= {"data.path": photos} if "folder" in recipe or ",student" in recipe else {}
       for devices, mesh in ((1, {"mesh.fsdp": "1"}), (8, {})):
         edited = flags.load_config(f"{ROOT}/configs/{file}.py{argument and ':'}{argument}", extra | changes | mesh)
-        digest = hashed[f"{name}@{devices}"] = program(edited, jax.devices()[:devices])
+        digest = hashed[f"{name}@{devices}"] = compute_hash(edited, jax.devices()[:devices])
         print(f"{name}@{devices} {digest[:12]}", flush=True)
   return hashed
 
 
-def program(edited, devices) -> str:
-  """The hash of one step."""
+def compute_hash(edited, devices) -> str:
+  """Returns the hash of one train step."""
   parts = build.build(build.complete(config.resolve(edited)), devices, catalog.open_known_split)
   text = parts.step.lower(parts.state_shapes, parts.batch_shapes, parts.frozen_shapes).as_text()
   text = re.sub(r"jax\.result_info = \"[^\"]*\"", "", text)

@@ -1,4 +1,4 @@
-"""A disk that can be filled, and runs that are watched while something happens to it."""
+"""A disk that can be filled, and runs that are watched during faults of their disk."""
 
 import contextlib
 import json
@@ -13,18 +13,18 @@ import time
 from tests import runs
 
 STEPS = 12
-SECONDS = 300  # from its start a run that hangs is killed; whole ones take a tenth
+SECONDS = 300  # limit of a run from its start, after which it is killed; undisturbed runs take a tenth
 SAME = ("weights_sha256", "loss", "top1", "f1_macro", "images", "steps")  # of result.json
 TENSORBOARD = "The run continues without further TensorBoard output"  # the end of a warning
-VARYING = ("images_per_second", "images_per_second_per_chip", "data_wait")  # of a line of metrics
+VARYING = ("images_per_second", "images_per_second_per_chip", "data_wait")  # keys of metrics that differ between runs
 
 
 class Failed(Exception):
-  """A situation did not end as it should."""
+  """An error that reports a failed situation."""
 
 
 def expect(condition: object, words: str) -> None:
-  """Fails the situation where the condition does not hold."""
+  """Raises `Failed` if a condition is false."""
   if not condition:
     raise Failed(words)
 
@@ -33,21 +33,21 @@ def expect(condition: object, words: str) -> None:
 
 
 def mount(folder: pathlib.Path) -> None:
-  """A disk of 8 MiB. PermissionError where nothing may be mounted."""
+  """Mounts a disk of 8 MiB. Raises PermissionError if this process may not mount disks."""
   folder.mkdir()
   if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], capture_output=True).returncode:
     raise PermissionError("nothing may be mounted here")
 
 
 def fill(disk: pathlib.Path, left: int = 0) -> None:
-  """Leaves so many bytes."""
+  """Fills a disk except for `left` bytes."""
   room = shutil.disk_usage(disk).free - left
   with contextlib.suppress(OSError), open(disk / "ballast", "wb", buffering=0) as file:
     file.write(bytes(max(room, 0)))
 
 
 def free(disk: pathlib.Path) -> None:
-  """Makes room again."""
+  """Frees the space of a filled disk."""
   (disk / "ballast").unlink(missing_ok=True)
 
 
@@ -55,7 +55,7 @@ def free(disk: pathlib.Path) -> None:
 
 
 def started(workdir: pathlib.Path | str, **environment: str) -> subprocess.Popen:
-  """The run, as its user would start it each time."""
+  """Starts the run with the same command as a user."""
   changes = {"total": STEPS, "checkpoint__every": 3, "log__every": 2, "evals__test__every": 6}
   return watched(runs.command("train", *runs.words(workdir, **changes), **environment))
 
@@ -64,7 +64,7 @@ _WATCHED: list[tuple[subprocess.Popen, threading.Timer]] = []
 
 
 def watched(process: subprocess.Popen) -> subprocess.Popen:
-  """The run, which is killed after SECONDS, so that nobody waits for it, its output or its files any longer."""
+  """Returns the run, which a timer kills after SECONDS, so that each wait for it ends."""
   timer = threading.Timer(SECONDS, process.kill)
   timer.daemon = True
   timer.start()
@@ -73,7 +73,7 @@ def watched(process: subprocess.Popen) -> subprocess.Popen:
 
 
 def kill_all() -> None:
-  """Leaves none of the runs that are watched, be they stopped or not."""
+  """Kills all watched runs, which may be stopped."""
   while _WATCHED:
     process, timer = _WATCHED.pop()
     timer.cancel()
@@ -82,7 +82,7 @@ def kill_all() -> None:
 
 
 def ended(process: subprocess.Popen, code: int) -> tuple[str, str]:
-  """What the run printed until it ended, and what of that as errors; it must have ended with this exit code."""
+  """Waits for the end of a run, checks its exit code, and returns its standard output and standard error."""
   out, err = process.communicate()
   expect(process.returncode != -signal.SIGKILL, f"it hung, and was killed after {SECONDS} s: {(err or '')[-500:]}")
   expect(process.returncode == code, f"exit {process.returncode}: {(err or '')[-500:]}")
@@ -90,7 +90,7 @@ def ended(process: subprocess.Popen, code: int) -> tuple[str, str]:
 
 
 def seen(process: subprocess.Popen, step: int) -> None:
-  """Returns once the line of a step is printed."""
+  """Waits until the line of a step is printed."""
   for line in process.stdout:
     if line.lstrip().startswith(f"{step}/"):
       return
@@ -98,7 +98,7 @@ def seen(process: subprocess.Popen, step: int) -> None:
 
 
 def committed(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> None:
-  """Returns once a checkpoint of that step or a later one is whole."""
+  """Waits until a checkpoint of that step or a later one is complete."""
   while not any(int(path.name) >= step for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()):
     expect(process.poll() is None, f"ended before checkpoint {step}: {process.returncode}")
     time.sleep(0.0002)
@@ -106,7 +106,7 @@ def committed(process: subprocess.Popen, workdir: pathlib.Path, step: int) -> No
 
 @contextlib.contextmanager
 def held(process: subprocess.Popen):
-  """Nothing moves in the run while something happens to its disk."""
+  """Stops the run while its disk is changed."""
   process.send_signal(signal.SIGSTOP)
   if process.returncode is None:
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -118,14 +118,14 @@ def held(process: subprocess.Popen):
 
 
 def contents(workdir: pathlib.Path) -> dict[str, bytes]:
-  """The files of the newest whole checkpoint by path; older ones may be removed once it is there."""
+  """Returns the files of the newest complete checkpoint by path. Its run may already have removed older ones."""
   steps = [path for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()]
   newest = max(steps, key=lambda path: int(path.name), default=workdir / "none")
   return {str(file): file.read_bytes() for file in sorted(newest.rglob("*")) if file.is_file()}
 
 
 def refused(process: subprocess.Popen, *words: str) -> str:
-  """Returns the one line of a run that ends with exit code 2; TensorBoard may have warned of the same before."""
+  """Returns the single error line of a run that ends with exit code 2, without a preceding warning of TensorBoard."""
   _, err = ended(process, 2)
   lines = [line for line in err.splitlines() if not line.endswith(TENSORBOARD)]
   expect(len(lines) == 1, f"{len(lines)} lines: {err[:300]} ... {err[-300:]}")
@@ -135,7 +135,7 @@ def refused(process: subprocess.Popen, *words: str) -> str:
 
 
 def same(workdir: pathlib.Path, whole: pathlib.Path) -> None:
-  """The run ended as the one that nothing happened to."""
+  """Checks that the figures and lines of metrics equal those of the undisturbed run."""
   results = [json.loads((folder / "result.json").read_text()) for folder in (workdir, whole)]
   for key in SAME:
     expect(results[0][key] == results[1][key], f"{key}: {results[0][key]} instead of {results[1][key]}")
@@ -147,7 +147,7 @@ def same(workdir: pathlib.Path, whole: pathlib.Path) -> None:
 
 
 def continued(workdir: pathlib.Path, whole: pathlib.Path, **environment: str) -> str:
-  """The same command again ends well; what it printed."""
+  """Runs the same command again, compares the run with the undisturbed run, and returns its output."""
   out, err = ended(started(workdir, **environment), 0)
   same(workdir, whole)
   return out + err

@@ -80,7 +80,7 @@ def test_writes_wait_for_the_lease_while_the_bucket_is_unreachable(bucket, bucke
         time.sleep(0.1)
       if lost:
         (tmp_path / "lock").write_text(json.dumps(ELSEWHERE))
-        bucket_server.fill(tmp_path, bucket.name)  # past the proxy
+        bucket_server.fill(tmp_path, bucket.name)  # bypasses the proxy
     deadline = time.monotonic() + 60
     while not (all(path.exists() for path in late) or ends) and time.monotonic() < deadline:
       time.sleep(0.1)

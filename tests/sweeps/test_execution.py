@@ -110,7 +110,7 @@ def test_trial_held_by_another_process_is_waited_for(tmp_path, capsys):
     assert trial.error == ""
 
 
-def test_trial_whose_workdir_was_in_use_is_tried_again(tmp_path):
+def test_trial_is_tried_again_if_its_workdir_was_in_use(tmp_path):
   (trial,) = studies.waiting(tmp_path, 1)
   with runtime.lock_workdir(trial.workdir), pytest.raises(ConfigError) as error, runtime.lock_workdir(trial.workdir):
     pass
