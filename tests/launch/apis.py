@@ -1,4 +1,4 @@
-"""Google's APIs about a project on loopback: answers by path, and all requests."""
+"""A local server with Google's APIs for a project. It has responses by path and records all requests."""
 
 import contextlib
 import http.server
@@ -17,7 +17,7 @@ RULE = {
   "name": "inside", "network": f"https://www.googleapis.com/compute/v1/{PROJECT}/global/networks/default",
   "direction": "INGRESS", "sourceRanges": ["10.128.0.0/9"], "allowed": [{"IPProtocol": "tcp", "ports": ["0-65535"]}],
 }  # fmt: skip
-GRANT = object()  # an answer that grants all permissions which are asked for
+GRANT = object()  # a response that grants all requested permissions
 GOOD = {
   f"/v1/{PROJECT}:testIamPermissions": GRANT,
   "/v1/projects/-/serviceAccounts/vit@my-project.iam.gserviceaccount.com:testIamPermissions": GRANT,
@@ -46,7 +46,7 @@ GOOD = {
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """The servers of all APIs in one: a context.
+  """One server for all APIs. It is a context manager.
 
   Attributes:
     answers: {path: a JSON value, bytes, an HTTP status, GRANT or None for a broken connection}.
@@ -71,7 +71,7 @@ class Server(http.server.ThreadingHTTPServer):
     self.server_close()
 
   def handle_error(self, request, client_address):
-    """Prints nothing: connections are broken on purpose."""
+    """Does not print errors, because tests break connections on purpose."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -95,4 +95,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _do
 
   def log_message(self, *_):
-    """Prints nothing."""
+    """Does not print requests."""

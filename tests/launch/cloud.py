@@ -1,7 +1,7 @@
-"""A Cloud TPU that is not there: its REST interface on loopback, which the real gcloud talks to.
+"""A local server with the REST interface of Cloud TPU, for the real gcloud.
 
-What it answers follows tpu.googleapis.com's v2 and v2alpha1, as gcloud's own client reads them. A queued resource moves
-on by one step each time that it is described, so that nothing waits; `script` says through which states.
+The responses follow v2 and v2alpha1 of tpu.googleapis.com, as gcloud's own client reads them. Each description of a
+queued resource advances its state by one step, so that tests do not wait. `script` sets the states.
 """
 
 import collections
@@ -21,14 +21,14 @@ CODE = "c0de" * 16
 
 
 def run(**changes) -> spec.Run:
-  """A run for this cloud, checked."""
+  """Returns a checked run for this cloud."""
   values = {"name": "vit-b16", "backend": "qr", "module": "vit_jax.train", "args": ("--config=c.py",), "tpu": "v3-32"}
   values |= {"workdir": "gs://bkt/runs/a", "project": "proj-x", "zones": ("europe-west4-a",), "owner": "alice"}
   return spec.check_and_complete(spec.Run(**values | changes))
 
 
 def store(folder, asked: spec.Run, *attempts: int, expires: int = 1_795_300_000) -> storage.Disk:
-  """A run's folder in which attempts are published."""
+  """Returns the storage of a run in which attempts are published."""
   made = storage.Disk(str(folder))
   for number in attempts or (1,):
     mailbox.Mailbox(made, number).publish(mailbox.Attempt(asked, number, CODE, expires))
@@ -36,15 +36,16 @@ def store(folder, asked: spec.Run, *attempts: int, expires: int = 1_795_300_000)
 
 
 class Server:
-  """The server: a context. `environment` leads gcloud to it.
+  """The server. It is a context manager, and `environment` connects gcloud to it.
 
   Args:
-    zones: that the project has.
-    lingering: how many times what is deleted is still seen DELETING.
+    zones: zones of the project.
+    lingering: number of descriptions in which a deleted resource is still DELETING.
 
   Attributes:
-    requests: all so far, as `Request`s.
-    unreachable: zones that a list of all zones lacks, as the true server says in a field that gcloud does not show.
+    requests: all requests so far, as `Request`s.
+    unreachable: zones that are missing in a list of all zones. The real server reports them in a field that gcloud does
+      not show.
   """
 
   def __init__(self, zones=("europe-west4-a", "us-central1-b"), lingering=1):
@@ -81,21 +82,24 @@ class Server:
     self._stack.close()
 
   def script(self, name: str, *states) -> None:
-    """The states of a queued resource, one each time that it is described; the last one stays.
+    """Sets the states of a queued resource, one for each description. The last state stays.
 
-    Each is a state's name, or a dict of arguments of `set_state`. Without a script it is granted: GRANTED.
+    Each state is a name, or a dict of arguments of `set_state`. Without a script, the states are GRANTED.
     """
     with self.lock:
       self._scripts[name], self._steps[name] = states, 0
 
   def set_state(self, name, state="", node="", health=None, endpoints=None, error=None, initiator="SERVICE") -> None:
-    """Changes a queued resource, and its nodes; or the node of that name alone.
+    """Changes a queued resource and its nodes, or only the node of that name.
 
     Args:
-      state: of the queued resource, which stays; its script has ended.
-      node, health, endpoints: of each node: its state, its health, how many hosts it shows.
+      name: name of the queued resource or node.
+      state: state of the queued resource, which ends its script and stays.
+      node: state of each node.
+      health: health of each node.
+      endpoints: number of hosts of each node.
       error: (code, message) of FAILED.
-      initiator: of SUSPENDING and SUSPENDED.
+      initiator: initiator of SUSPENDING and SUSPENDED.
     """
     with self.lock:
       key = next((key for key in self._queued if key[1] == name), None)
@@ -107,54 +111,59 @@ class Server:
           self._change_node(each, node, health, endpoints)
 
   def faults(self, **faults) -> None:
-    """What happens to the next requests of a verb: create, describe, list, delete, node, list_nodes, delete_node.
+    """Sets faults of the next requests of a verb: create, describe, list, delete, node, list_nodes, delete_node.
 
-    For each an iterable, of which each request takes one: None for no fault, an HTTP status, a tuple of status, message
-    and the API's word for it, "cut" for a connection that breaks off before the server has read, "lost" for one that
-    breaks off when all is done, or seconds that pass.
+    The value for a verb is an iterable, from which each request takes one item:
+
+    - None: no fault
+    - an HTTP status
+    - a tuple of HTTP status, message and status of the API
+    - "cut": the connection breaks before the server executes the request
+    - "lost": the connection breaks after the server has executed the request
+    - a float: the response is delayed by this number of seconds
     """
     with self.lock:
       self._faults |= {verb: iter(each) for verb, each in faults.items()}
 
   def live(self) -> list:
-    """All that was created and is not deleted, as ZONE/NAME: queued resources, then nodes as ZONE/nodes/NAME."""
+    """Returns all existing resources: queued resources as ZONE/NAME, then nodes as ZONE/nodes/NAME."""
     with self.lock:
       return [f"{zone}/{name}" for zone, name in self._queued] + [f"{zone}/nodes/{name}" for zone, name in self._nodes]
 
   def bodies(self) -> dict:
-    """{name: the node's description} of the queued resources that have machines."""
+    """Returns {name: description of the node} of the queued resources with machines."""
     with self.lock:
       active = [(name, each) for (_, name), each in self._queued.items() if each["state"]["state"] == "ACTIVE"]
       return {name: each["tpu"]["nodeSpec"][0]["node"] for name, each in active}
 
   def states(self) -> dict:
-    """{name: state} of all queued resources."""
+    """Returns {name: state} of all queued resources."""
     with self.lock:
       return {name: each["state"]["state"] for (_, name), each in self._queued.items()}
 
   def forget(self, name: str) -> None:
-    """The queued resource is gone, and its nodes are not: a leak."""
+    """Removes a queued resource without its nodes, which leaks them."""
     with self.lock:
       self._queued = {key: each for key, each in self._queued.items() if key[1] != name}
 
   def add(self, name: str, labels: dict, zone="europe-west4-a", kind="v3-32", metadata=None) -> None:
-    """A queued resource of one slice, as if somebody had created it."""
+    """Adds a queued resource of one slice, as if another user had created it."""
     with self.lock:
       node = {"acceleratorType": kind, "labels": labels, "metadata": metadata or {}}
       self._put(zone, name, {"tpu": {"nodeSpec": [{"node": node, "nodeId": name, "parent": _parent("proj-x", zone)}]}})
 
   def created(self) -> list:
-    """The bodies of all requests that were to create something, in their order."""
+    """Returns the bodies of all create requests in their order."""
     return [request.body for request in self.requests if request.verb == "create"]
 
-  # What the handler asks, under the lock.
+  # Methods for the handler, which holds the lock.
 
   def fault(self, verb):
-    """The next fault of a verb."""
+    """Returns the next fault of a verb."""
     return next(self._faults.get(verb, iter(())), None)
 
   def answer(self, request: Request, match) -> dict:
-    """Does what is asked."""
+    """Executes a request and returns the response."""
     zone, kind, name = match["zone"], match["kind"], match["name"]
     if not zone:
       found = [{"name": _parent(match["project"], each), "locationId": each} for each in self.zones]
@@ -203,7 +212,7 @@ class Server:
     return made
 
   def _move(self, kind, key):
-    """One step of what is described: of a queued resource, and of all that is being deleted."""
+    """Advances the described resource by one step of its script or of its deletion."""
     if (kind, key) in self._left:
       self._left[kind, key] -= 1
       if self._left[kind, key] < 0:

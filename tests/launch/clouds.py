@@ -1,4 +1,4 @@
-"""A cloud in memory behind the interface of engines, and the crews of its machines."""
+"""A cloud in memory with the interface of engines, and the crews of its machines."""
 
 import contextlib
 import time
@@ -10,15 +10,15 @@ from tests.launch.crew import Crew
 
 
 class Killed(BaseException):
-  """The one who watches is gone, between two instructions."""
+  """Raised instead of a kill of the watcher between two instructions."""
 
 
 class Cloud:
-  """What outlives those who watch: machines by attempt. A context.
+  """The machines by attempt, which outlive watchers. It is a context manager.
 
   Args:
-    crews: what `Crew` is made with, by attempt; the last is every further attempt's.
-    removal: seconds that a deletion takes.
+    crews: arguments of `Crew` by attempt. The last item applies to all further attempts.
+    removal: duration of a deletion in seconds.
   """
 
   def __init__(self, crews=({},), removal: float = 0.05):
@@ -33,11 +33,11 @@ class Cloud:
     self.resources.close()
 
   def live(self):
-    """Attempts that exist and are not being deleted."""
+    """Returns the attempts that exist and are not being deleted."""
     return [attempt for attempt, (state, _) in self.states.items() if state != states.DELETING]
 
   def count(self, call: str) -> None:
-    """Of calls, before and after each of which there may be trouble."""
+    """Records a call, and raises its fault. Engines count before and after each change."""
     self.calls.append(call)
     if len(self.calls) == self.kill_at:
       raise Killed
@@ -46,7 +46,7 @@ class Cloud:
 
 
 class Engine:
-  """Of a run on such a cloud."""
+  """The engine of a run on a `Cloud`."""
 
   def __init__(self, run, cloud: Cloud):
     self._run, self._cloud = run, cloud

@@ -1,4 +1,4 @@
-"""A cluster on loopback for the real kubectl: its JobSet controller, Kueue and nodes do what they are told."""
+"""A local cluster for the real kubectl, in which tests control the JobSet controller, Kueue and the nodes."""
 
 import contextlib
 import copy
@@ -18,17 +18,17 @@ NO_QUOTA = "couldn't assign flavors to pod set s: insufficient unused quota for 
 
 
 class Cluster:
-  """A context; `environment` leads kubectl to it.
+  """The cluster. It is a context manager, and `environment` connects kubectl to it.
 
   Args:
-    kinds: that it has; a cluster without JobSet lacks "jobsets".
-    starts: whether pods have nodes, and run, at once.
-    lingers: whether what is deleted stays until `reap`.
+    kinds: kinds of the cluster. A cluster without JobSet lacks "jobsets".
+    starts: True if pods get nodes and run at once.
+    lingers: True if deleted objects stay until `reap`.
   """
 
   def __init__(self, kinds: tuple = tuple(KINDS), starts: bool = False, lingers: bool = False):
     self.starts, self._server = starts, Server(kinds, self._made, lingers)
-    self.created = []  # everything that ever was, as kind/name
+    self.created = []  # all objects ever created, as kind/name
 
   def __enter__(self):
     with contextlib.ExitStack() as stack:
@@ -53,7 +53,7 @@ class Cluster:
     self._stack.close()
 
   def reset(self, starts: bool = False, lingers: bool = False) -> None:
-    """Empties it, so that kubectl need not learn again what there can be."""
+    """Removes all objects, so that kubectl need not discover the kinds of a new cluster."""
     with self._server.turn:
       self.starts, self._server.lingers = starts, lingers
       for each in (self._server.objects, self._server.requests, self._server.faults, self.created):
@@ -61,92 +61,92 @@ class Cluster:
 
   @property
   def requests(self) -> list:
-    """(method, path, query, body) of all requests but discovery."""
+    """(method, path, query, body) of all requests except discovery."""
     return self._server.requests
 
   def bodies(self, kind: str) -> list:
-    """What was sent to make objects of a kind."""
+    """Returns the bodies of the create requests of a kind."""
     return [each.body for each in self.requests if each.method == "POST" and each.path.endswith(f"/{kind}")]
 
   def faults(self, *faults: Fault) -> None:
-    """These happen next, each to the first requests that it fits."""
+    """Sets the next faults. Each fault applies to the first requests that it matches."""
     self._server.faults[:] = faults
 
   def live(self) -> list:
-    """JobSets, pods and ConfigMaps that exist, as kind/name."""
+    """Returns the existing JobSets, pods and ConfigMaps as kind/name."""
     kinds = ("jobsets", "pods", "configmaps")
     with self._server.turn:
       return sorted(f"{kind}/{name}" for kind, name in self._server.objects if kind in kinds)
 
   def standing(self) -> list:
-    """Names of the JobSets that are not being deleted."""
+    """Returns the names of the JobSets that are not being deleted."""
     with self._server.turn:
       items = [(name, item) for (kind, name), item in self._server.objects.items() if kind == "jobsets"]
       return [name for name, item in items if not item["metadata"].get("deletionTimestamp")]
 
   def jobset(self, name: str) -> "dict | None":
-    """A JobSet, or None."""
+    """Returns a JobSet, or None."""
     with self._server.turn:
       return self._server.objects.get(("jobsets", name))
 
   def linger(self) -> None:
-    """What is deleted stays until `reap`."""
+    """Keeps deleted objects until `reap`."""
     self._server.lingers = True
 
   def pods(self, name: str) -> list:
-    """Those of a JobSet, by slice and host."""
+    """Returns the pods of a JobSet in the order of slices and hosts."""
     pods = [item for (kind, _), item in self._server.objects.items() if kind == "pods"]
     own = [pod for pod in pods if pod["metadata"]["labels"][f"{JOBSET}jobset-name"] == name]
     return sorted(own, key=lambda pod: (_slice(pod), _host(pod)))
 
-  # What happens in a cluster, to the JobSet of a name.
+  # Events in a cluster, which affect the JobSet of a name.
 
   def set_state(self, name: str, state: str) -> None:
-    """Brings it to one of engine.STATES, the way that this comes about."""
+    """Brings a JobSet to one of `states.STATES`, in the usual way."""
     ways = {"queued": self.wait, "starting": self.admit, "ready": self.run, "lost": self.lose, "failed": self.fail}
     (ways | {"done": self.complete, "absent": self.remove})[state](name)
 
   def admit(self, name: str) -> None:
-    """Kueue lets it start; its pods have nodes, and get their images."""
+    """Admits a JobSet, as Kueue does. Its pods get nodes and pull their images."""
     waiting = {"waiting": {"reason": "ContainerCreating"}}
     self._each(name, "Pending", {"type": "PodScheduled", "status": "True"}, waiting)
 
   def run(self, name: str) -> None:
-    """All its pods run."""
+    """Starts all pods of a JobSet."""
     self._each(name, "Running", {"type": "PodScheduled", "status": "True"}, {"running": {}})
 
   def wait(self, name: str, message: str = NO_NODES) -> None:
-    """Its pods find no nodes."""
+    """Leaves all pods of a JobSet without nodes."""
     self._each(name, "Pending", {"type": "PodScheduled", "status": "False", "message": message}, None)
 
   def stick(self, name: str, worker: int, reason: str, message: str) -> None:
-    """The container of a pod waits for this reason."""
+    """Makes the container of a pod wait for a reason."""
     waiting = {"name": "train", "state": {"waiting": {"reason": reason, "message": message}}}
     self.pods(name)[worker]["status"].update(phase="Pending", containerStatuses=[waiting])
 
   def tell(self, name: str, worker: int, reason: str, message: str) -> None:
-    """An event about a pod."""
+    """Adds an event of a pod."""
     pod = self.pods(name)[worker]["metadata"]["name"]
     event = {"metadata": {"name": f"{pod}.{uuid.uuid4().hex[:8]}"}, "involvedObject": {"kind": "Pod", "name": pod}}
     self._server.make("events", event | {"reason": reason, "message": message, "lastTimestamp": now()})
 
   def complete(self, name: str) -> None:
-    """All its workers have ended with 0."""
+    """Ends all workers of a JobSet with exit code 0."""
     self._each(name, "Succeeded", {"type": "Ready", "status": "False"}, {"terminated": {"exitCode": 0}})
     self._condition(name, "Completed", "AllJobsCompleted", "jobset completed successfully")
 
   def fail(self, name: str, reason: str = "ReachedMaxRestarts", message: str = "jobset failed") -> None:
-    """It has given up; its pods stay to be looked at."""
+    """Marks a JobSet as failed. Its pods stay for inspection."""
     self._each(name, "Failed", {"type": "Ready", "status": "False"}, {"terminated": {"exitCode": 1}})
     self._condition(name, "Failed", reason, message)
 
   def exit(self, name: str, worker: int, code: int) -> None:
-    """A worker ends with a code: the rules of the Job and of the JobSet decide."""
+    """Ends a worker with an exit code. The policies of the Job and of the JobSet decide the effect."""
     pod = self.pods(name)[worker]["metadata"]["name"]
     for index, rule in enumerate(self._job(name)["podFailurePolicy"]["rules"]):
       codes = rule.get("onExitCodes", {})
       if code in codes.get("values", []):
-        # The words of pkg/controller/job/pod_failure_policy.go in kubernetes/kubernetes.
+        # The message of pkg/controller/job/pod_failure_policy.go in kubernetes/kubernetes.
         about = f"Container {codes['containerName']} for pod default/{pod}"
         self._failed(
           name, "PodFailurePolicy", f"{about} failed with exit code {code} matching FailJob rule at index {index}"
@@ -155,32 +155,32 @@ class Cluster:
     self._failed(name, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
 
   def lose(self, name: str) -> None:
-    """The node of its first pod is taken away."""
+    """Removes the node of the first pod of a JobSet."""
     pod = self.pods(name)[0]["metadata"]["name"]
     rule = "has condition DisruptionTarget matching FailJob rule at index 1"
     self._failed(name, "PodFailurePolicy", f"Pod default/{pod} {rule}")
 
   def expire(self, name: str) -> None:
-    """The time of its Job is over."""
+    """Ends the Job of a JobSet at its deadline."""
     self._failed(name, "DeadlineExceeded", "Job was active longer than specified deadline")
 
   def remove(self, name: str) -> None:
-    """Somebody deletes it."""
+    """Deletes a JobSet, as another user does."""
     with self._server.turn:
       self._server.delete("jobsets", name)
 
   def say(self, name: str, condition: str) -> None:
-    """It has a condition."""
+    """Adds a condition of an unknown type to a JobSet."""
     self._condition(name, condition, condition, "as nobody knows")
 
   def reap(self, *kinds: str) -> None:
-    """What is being deleted goes; of these kinds, or of all."""
+    """Removes the objects that are being deleted, of these kinds or of all kinds."""
     with self._server.turn:
       for (kind, name), item in list(self._server.objects.items()):
         if item["metadata"].get("deletionTimestamp") and (not kinds or kind in kinds):
           del self._server.objects[kind, name]
 
-  # The controllers' own.
+  # Actions of the controllers.
 
   def _made(self, kind, item):
     name = item["metadata"]["name"]
@@ -207,7 +207,7 @@ class Cluster:
     return self._jobset(name)["spec"]["replicatedJobs"][0]["template"]["spec"]
 
   def _each(self, name, phase, condition, state):
-    """All its pods, made where the JobSet has none, have this phase."""
+    """Sets the phase of all pods of a JobSet, and creates the pods if the JobSet has none."""
     with self._server.turn:
       jobset = self._jobset(name)
       jobset["spec"]["suspend"] = False
@@ -240,7 +240,7 @@ class Cluster:
     status["conditions"].append({"type": kind, "status": "True", "reason": reason, "message": message})
 
   def _failed(self, name, reason, message):
-    """As pkg/controllers/failure_policy.go of JobSet: the first rule that fits, or a restart that counts."""
+    """Applies the first matching rule, or a counted restart, as in pkg/controllers/failure_policy.go of JobSet."""
     status, policy = self._jobset(name)["status"], self._jobset(name)["spec"]["failurePolicy"]
     action = "RestartJobSet"
     for rule in policy["rules"]:

@@ -1,4 +1,4 @@
-"""The same few examples each time; `python -m tests.campaigns.launch` draws others, and more."""
+"""Settings of Hypothesis: few and always the same examples. `python -m tests.campaigns.launch` draws more."""
 
 import os
 
@@ -16,9 +16,9 @@ hypothesis.settings.load_profile("launch")
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-  """A gcloud that plays a script, in the place of the real one."""
+  """A scripted gcloud that replaces the real program."""
   made = scripted.Gcloud(tmp_path / "program")
-  for group in ("queued-resources", "tpu-vm"):  # which confirms that something is not found
+  for group in ("queued-resources", "tpu-vm"):  # the list confirms that a resource is not found
     made.answers(group, "list", [])
   monkeypatch.setenv("PATH", f"{made.folder}{os.pathsep}{os.environ['PATH']}")
   return made

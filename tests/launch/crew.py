@@ -1,4 +1,4 @@
-"""Workers without machines: they report in the files of a run what a script says."""
+"""Workers without machines, which write scripted reports to the files of a run."""
 
 import dataclasses
 import threading
@@ -10,15 +10,18 @@ from launch.errors import LaunchError, UnknownError
 
 
 class Crew:
-  """The workers of one attempt, on a thread: a context.
+  """The workers of one attempt, on a thread. It is a context manager.
 
   Args:
-    storage: the run's folder.
-    codes: the exit code of each worker, for each try; the last worker's is that of all further ones, and so of tries.
-    steps: that a try makes before it ends.
-    began: the step at which each try goes on.
-    ended: called with the codes of a try that has ended.
-    ordered: says the number of the last try that is to be made; by default that of the order in the folder.
+    storage: storage of the run.
+    attempt: number of the attempt.
+    codes: exit codes of the workers for each try. The last code applies to all further workers, and the last item to
+      all further tries.
+    steps: number of steps of a try.
+    began: first step of each try.
+    beat: seconds between two reports.
+    ended: called with the exit codes of a finished try.
+    ordered: returns the number of the last ordered try. By default, it reads the order in the storage.
   """
 
   def __init__(
@@ -47,7 +50,7 @@ class Crew:
     self.close()
 
   def close(self) -> None:
-    """They are gone, without a word."""
+    """Ends the workers without a report."""
     self._closed.set()
     self._thread.join()
 
@@ -63,7 +66,7 @@ class Crew:
           now = wanted
           self.tries.append(now)
           self._try(now, count)
-      except (LaunchError, UnknownError):  # not published yet, or no answer
+      except (LaunchError, UnknownError):  # not published yet, or without a response
         continue
 
   def _try(self, number, count):

@@ -1,4 +1,4 @@
-"""What gcloud says of queued resources and nodes, as Python values, and an engine to hear it."""
+"""Descriptions of queued resources and nodes as gcloud prints them, as Python values, and an engine for them."""
 
 from launch import qr
 from tests.launch import cloud
@@ -10,19 +10,19 @@ MANY = {"tpu": "v5e-16", "slices": 3, "zones": ("us-west4-a",)}
 
 
 def engine(folder, **changes):
-  """An engine of a run, two attempts of which are published."""
+  """Returns the engine of a run with two published attempts."""
   run = cloud.run(**changes)
   return qr.Engine(run, cloud.store(folder / "run", run, 1, 2))
 
 
 def labels(run, attempt=1):
-  """As `create` writes them."""
+  """Returns the labels of an attempt as `create` writes them."""
   flag = next(word for word in qr.Engine(run)._build_create_command(attempt, EXPIRES) if word.startswith("--labels="))
   return dict(pair.split("=") for pair in flag.removeprefix("--labels=").split(","))
 
 
 def item(run, state, attempt=1, name="", zone="europe-west4-a", **more):
-  """A queued resource as gcloud describes it."""
+  """Returns a queued resource as gcloud describes it."""
   node = {"acceleratorType": "v3-32", "labels": labels(run, attempt)}
   return {
     "name": f"projects/proj-x/locations/{zone}/queuedResources/{name or run.attempt(attempt)}",
@@ -32,7 +32,7 @@ def item(run, state, attempt=1, name="", zone="europe-west4-a", **more):
 
 
 def node(run, name="vit-b16-a1", state="READY", hosts=4, attempt=1, zone="europe-west4-a", **more):
-  """A node as gcloud describes it."""
+  """Returns a node as gcloud describes it."""
   return {
     "name": f"projects/proj-x/locations/{zone}/nodes/{name}",
     "state": state,
@@ -43,5 +43,5 @@ def node(run, name="vit-b16-a1", state="READY", hosts=4, attempt=1, zone="europe
 
 
 def flags(call):
-  """{flag: value} of an argument list."""
+  """Returns {flag: value} of an argument list."""
   return {word.partition("=")[0]: word.partition("=")[2] for word in call if word.startswith("--")}

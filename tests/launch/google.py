@@ -1,4 +1,4 @@
-"""The metadata server of a machine, and what it asks of Google, on loopback."""
+"""A local metadata server of a machine, which also serves two of Google's APIs."""
 
 import http.server
 import json
@@ -6,7 +6,7 @@ import threading
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """The metadata server and two of Google's: answers by path, in their order; what was asked. A context."""
+  """The metadata server and two APIs, with responses by path in their order, and the requests so far."""
 
   def __init__(self):
     token = json.dumps({"access_token": "abc", "expires_in": 3600})
@@ -17,7 +17,7 @@ class Server(http.server.ThreadingHTTPServer):
     threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
   def environment(self):
-    """What leads to it."""
+    """Returns the environment that connects programs to the server."""
     url = f"http://{self.address}/"
     names = ("TPU", "SECRETMANAGER")
     return {"GCE_METADATA_HOST": self.address} | {f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": url for name in names}

@@ -1,4 +1,4 @@
-"""A Kubernetes API server on loopback: enough for the real kubectl to make, get, list, watch and delete objects."""
+"""A local Kubernetes API server, with which the real kubectl can create, get, list, watch and delete objects."""
 
 import collections
 import contextlib
@@ -28,13 +28,16 @@ _PATH = re.compile(r"/apis?/(?:[^/]+/)?v\w+(?:/namespaces/(?P<namespace>[^/]+))?
 
 @dataclasses.dataclass
 class Fault:
-  """What happens to the next requests of a method for a kind: "POST", "jobsets"; "" is any.
+  """A fault of the next requests of a method for a kind.
 
   Args:
-    code: that is answered; 0 cuts the connection.
-    times: to how many requests.
-    after: the request was obeyed, and only its answer is lost.
-    seconds: that the answer takes.
+    method: HTTP method, such as "POST". "" matches all methods.
+    kind: kind, such as "jobsets". "" matches all kinds.
+    code: HTTP status of the response. 0 cuts the connection.
+    message: message of the response.
+    times: number of affected requests.
+    after: True if the server executes the request and only the response is lost.
+    seconds: delay of the response.
   """
 
   method: str
@@ -47,12 +50,12 @@ class Fault:
 
 
 class Server:
-  """The server: a context.
+  """The server. It is a context manager.
 
   Args:
-    kinds: of KINDS, that it knows.
-    made: is called with what was made, in a turn of its own.
-    lingers: whether what is deleted stays, marked, until it is dropped.
+    kinds: names of the supported KINDS.
+    made: called with each created kind and object.
+    lingers: True if deleted objects are only marked, until a test removes them.
   """
 
   def __init__(self, kinds: tuple, made, lingers: bool):
@@ -72,7 +75,7 @@ class Server:
     self._http.server_close()
 
   def make(self, kind: str, value: dict) -> dict:
-    """Makes an object, and has its controller make what belongs to it."""
+    """Creates an object. Its controller then creates dependent objects."""
     item = copy.deepcopy(value) | {"apiVersion": self._version(kind), "kind": self.kinds[kind][2]}
     item["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "resourceVersion": "1"}
     item["metadata"].setdefault("namespace", "default")
@@ -81,7 +84,7 @@ class Server:
     return item
 
   def delete(self, kind: str, name: str) -> None:
-    """Marks it and all that it owns; gone at once unless things linger."""
+    """Marks an object and the objects that it owns as deleted, and removes them unless deleted objects linger."""
     item = self.objects[kind, name]
     item["metadata"].setdefault("deletionTimestamp", now())
     for (other, key), owned in list(self.objects.items()):
@@ -92,7 +95,7 @@ class Server:
       self.objects.pop((kind, name), None)
 
   def fault(self, method: str, kind: str) -> "Fault | None":
-    """Of the request that has come."""
+    """Returns the fault of a request, or None."""
     with self.turn:
       for fault in self.faults:
         if fault.times and fault.method in ("", method) and fault.kind in ("", kind):
@@ -101,7 +104,7 @@ class Server:
     return None
 
   def answer(self, request: Request) -> tuple:
-    """(code, value) of a request for objects."""
+    """Executes a request for objects and returns (HTTP status, value)."""
     match = _PATH.fullmatch(request.path)
     if not match or match["kind"] not in self.kinds:
       return 404, status(404, "the server could not find the requested resource")
@@ -127,7 +130,7 @@ class Server:
       return 200, value | {"metadata": {"resourceVersion": "1"}}
 
   def discovery(self, path: str) -> "dict | None":
-    """Which groups and kinds there are, in the oldest form, which kubectl understands; None for other paths."""
+    """Returns groups and kinds in the oldest form that kubectl understands, or None for other paths."""
     groups = {}
     for plural, (*pair, kind) in self.kinds.items():
       groups.setdefault(tuple(pair), {})[plural] = kind
@@ -149,7 +152,7 @@ class Server:
       version = "/".join(pair).lstrip("/")
       values[f"/{root}"] = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version}
       values[f"/{root}"]["resources"] = resources
-      # That it refuses unknown fields itself: kubectl leaves the check to such a server.
+      # The server declares that it refuses unknown fields, so kubectl does not check fields itself.
       strict = {"parameters": [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}]}
       group, version = pair
       paths = {
@@ -158,7 +161,7 @@ class Server:
         }
         for plural, kind in groups[pair].items()
       }
-      if root == "api/v1":  # kubectl asks it about kinds that it does not know
+      if root == "api/v1":  # kubectl requests this path for unknown kinds
         kind = {"x-kubernetes-group-version-kind": {"group": "", "version": "v1", "kind": "Namespace"}}
         paths["/api/v1/namespaces/{name}"] = {"patch": strict | kind}
       values[f"/openapi/v3/{root}"] = {"openapi": "3.0.0", "info": {"title": root, "version": "1"}, "paths": paths}
@@ -170,18 +173,18 @@ class Server:
 
 
 def status(code: int, message: str, kind: str = "", name: str = "") -> dict:
-  """A Status object: why a request was refused."""
+  """Returns a Status object with the reason of a refused request."""
   value = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message, "code": code}
   return value | {"reason": _REASONS.get(code, ""), "details": {"name": name, "kind": kind}}
 
 
 def now() -> str:
-  """The time as Kubernetes writes it."""
+  """Returns the time as Kubernetes writes it."""
   return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _fits(item, query):
-  """Whether the selectors of a list mean it."""
+  """Returns True if an object matches the selectors of a list."""
   for term in filter(None, query.get("labelSelector", "").split(",")):
     key, _, value = term.partition("=")
     if item["metadata"].get("labels", {}).get(key) != value.lstrip("="):
@@ -198,7 +201,7 @@ def _fits(item, query):
 
 class _Handler(BaseHTTPRequestHandler):
   protocol_version = "HTTP/1.1"
-  disable_nagle_algorithm = True  # or answers of two packets wait for 40 ms
+  disable_nagle_algorithm = True  # otherwise, responses of two packets wait for 40 ms
   server_of_objects = None
 
   def _handle(self):
@@ -221,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.close()
         return
       self._send(fault.code, status(fault.code, fault.message))
-    elif parts.path == "/openapi/v2":  # nothing, in Protocol Buffers: schemas of no kinds
+    elif parts.path == "/openapi/v2":  # empty Protocol Buffers, without schemas
       self._send(200)
     elif found is not None:
       self._send(200, found)
@@ -233,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
   do_GET = do_POST = do_DELETE = _handle
 
   def _watch(self, request):
-    """Until what is watched is gone, which is all that kubectl waits for; ten seconds at most."""
+    """Waits up to ten seconds for the removal of the watched objects, because kubectl only watches for removals."""
     before = self.server_of_objects.answer(request)[1].get("items", [])
     until = time.monotonic() + 10
     while self.server_of_objects.answer(request)[1].get("items") and time.monotonic() < until:
@@ -242,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
 
   def _send(self, code, *values):
     content = "".join(json.dumps(value) + "\n" for value in values).encode()
-    with contextlib.suppress(OSError):  # of a kubectl that has gone
+    with contextlib.suppress(OSError):  # kubectl has ended
       self.send_response(code)
       self.send_header("Content-Type", "application/json")
       self.send_header("Content-Length", str(len(content)))

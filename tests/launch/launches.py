@@ -1,4 +1,4 @@
-"""Runs as `launch` has them, and texts that try to be more than text."""
+"""Valid runs of `launch`, and hostile texts."""
 
 from launch import spec
 
@@ -16,11 +16,11 @@ BACKENDS = {
 
 
 def run(backend: str = "local", **changes) -> spec.Run:
-  """A checked run."""
+  """Returns a checked run."""
   return spec.check_and_complete(spec.Run(**words(backend) | changes))
 
 
 def words(backend: str = "local") -> dict:
-  """The arguments of a run."""
+  """Returns the arguments of a run."""
   common = {"name": "vit-b16", "backend": backend, "module": "vit_jax.train", "args": (), "workdir": "/tmp/runs/a"}
   return common | {"owner": "alice"} | BACKENDS[backend]

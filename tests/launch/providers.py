@@ -1,4 +1,4 @@
-"""The two clouds behind one interface, so that one suite holds for both engines."""
+"""The two clouds with one interface, so that one suite tests both engines."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ IMAGE = "europe-docker.pkg.dev/p/r/vit@sha256:" + "0" * 64
 
 
 class Provider:
-  """A cloud, with crews on its machines: a context. `words` are the run's that only it needs."""
+  """A cloud with crews on its machines. It is a context manager. `words` are run arguments of this cloud only."""
 
   words = {}
 
@@ -45,7 +45,7 @@ class Provider:
         os.environ[name] = value
 
   def crew(self, attempt: int, **words) -> None:
-    """Workers of an attempt that does not exist yet."""
+    """Adds workers for an attempt that does not exist yet."""
     made = Crew(open_storage(self.run.folder), attempt, **self.hooks(attempt), **words)
     self.crews.append(made)
     self._resources.enter_context(made)
@@ -62,59 +62,59 @@ class Queued(Provider):
     self.environment = self._server.environment | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
 
   def hooks(self, attempt):
-    """A restart is ordered."""
+    """Returns no arguments of `Crew`, because the order in the storage restarts workers."""
     return {}
 
   def states(self):
-    """{name: its state} of what is there and not being deleted."""
+    """Returns {name: state} of the existing machines that are not being deleted."""
     return {name: state for name, state in self._server.states().items() if state != "DELETING"}
 
   def everything(self):
-    """All that is there, nodes too."""
+    """Returns all existing resources, including nodes."""
     return self._server.live()
 
   def made(self):
-    """Names in the order in which they were made."""
+    """Returns the names of all created resources in their order."""
     return [request.query["queuedResourceId"] for request in self._server.requests if request.verb == "create"]
 
   def wait(self, name):
-    """It gets no capacity."""
+    """Leaves a resource without capacity."""
     self._server.script(name, "WAITING_FOR_RESOURCES")
 
   def preempt(self, name):
-    """Its machines are taken away."""
+    """Preempts the machines of a resource."""
     self._server.set_state(name, "SUSPENDED")
 
   def take(self, name):
-    """It is no more, and will not come back."""
+    """Removes a resource for good."""
     self._server.set_state(name, "SUSPENDED")
 
   def murmur(self, name):
-    """It says for a while what nobody knows."""
+    """Reports an unknown state of a resource for a while."""
     self._server.script(name, *["FLOURISHING"] * 8, *cloud.GRANTED)
 
   def silence(self, calls):
-    """Nothing can be looked at, for so many calls."""
+    """Makes descriptions fail for a number of calls."""
     self._server.faults(describe=[500, 503, "cut", 429] * (calls // 4), node=[500] * calls)
 
   def lose_answer(self):
-    """Of the next request to make something."""
+    """Loses the response to the next create request."""
     self._server.faults(create=["lost"])
 
   def refuse(self, code):
-    """The next requests to make something."""
+    """Refuses the next create requests with an HTTP status."""
     self._server.faults(create=[code] * 100)
 
   def keep(self):
-    """Nothing is deleted, whatever is asked."""
+    """Refuses all delete requests."""
     self._server.faults(delete=[500] * 10**4)
 
   def linger(self):
-    """What is deleted is seen for long."""
+    """Keeps deleted resources visible for a long time."""
     self._server.lingering = 10**6
 
   def mute(self):
-    """Nothing can be listed."""
+    """Refuses all list requests."""
     self._server.faults(list=[500] * 1000, list_nodes=[500] * 1000)
 
 
@@ -128,7 +128,7 @@ class Gke(Provider):
     self.environment = self._cluster.environment
 
   def hooks(self, attempt):
-    """The JobSet starts again what has ended."""
+    """Returns arguments of `Crew` with which the JobSet restarts ended workers."""
     name = self.run.attempt(attempt)
 
     def ended(codes):
@@ -147,49 +147,49 @@ class Gke(Provider):
     return {"ended": ended, "ordered": ordered}
 
   def states(self):
-    """{name: its state} of what is there and not being deleted."""
+    """Returns {name: state} of the existing machines that are not being deleted."""
     return dict.fromkeys(self._cluster.standing(), "there")
 
   def everything(self):
-    """All that is there, pods too."""
+    """Returns all existing objects, including pods."""
     return self._cluster.live()
 
   def made(self):
-    """Names in the order in which they were made."""
+    """Returns the names of all created resources in their order."""
     return [body["metadata"]["name"] for body in self._cluster.bodies("jobsets")]
 
   def wait(self, name):
-    """It gets no capacity."""
+    """Leaves a resource without capacity."""
     self._cluster.starts = False
 
   def preempt(self, name):
-    """Its machines are taken away."""
+    """Preempts the machines of a resource."""
     self._cluster.lose(name)
 
   def take(self, name):
-    """It is no more, and will not come back."""
+    """Removes a resource for good."""
     self._cluster.remove(name)
 
   def murmur(self, name):
-    """It says what nobody knows."""
+    """Reports an unknown condition of a JobSet."""
     self._cluster.say(name, "Flourishing")
 
   def silence(self, calls):
-    """Nothing can be looked at, for so many calls."""
+    """Makes descriptions fail for a number of calls."""
     self._cluster.faults(Fault("GET", code=500, times=calls))
 
   def lose_answer(self):
-    """Of the next request to make something."""
+    """Loses the response to the next create request."""
     self._cluster.faults(Fault("POST", "jobsets", code=0, after=True))
 
   def refuse(self, code):
-    """The next requests to make something."""
+    """Refuses the next create requests with an HTTP status."""
     self._cluster.faults(Fault("POST", "jobsets", code=code, times=100))
 
   def keep(self):
-    """Nothing is deleted, whatever is asked."""
+    """Refuses all delete requests."""
     self._cluster.faults(Fault("DELETE", code=500, times=10**4))
 
   def linger(self):
-    """What is deleted is seen for long."""
+    """Keeps deleted resources visible for a long time."""
     self._cluster.linger()

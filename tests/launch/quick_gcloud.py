@@ -1,7 +1,7 @@
-"""A gcloud that starts in a hundredth of a second: the calls of `launch.gcloud` to the server of `tests.launch.cloud`.
+"""A replacement of gcloud that starts in 10 ms, for the calls of `launch.gcloud` to the server of `tests.launch.cloud`.
 
-The real one is tried against the same server in test_qr.py; where many calls are made, this one stands in. It says what
-gcloud says of the server's errors.
+test_qr.py tests the real gcloud with the same server. Tests with many calls use this program. It prints the errors of
+the server in the same way as gcloud.
 """
 
 import json
@@ -16,7 +16,7 @@ KINDS = {"queued-resources": "queuedResources", "tpu-vm": "nodes", "locations": 
 
 
 def install(folder: pathlib.Path) -> pathlib.Path:
-  """Makes a program of gcloud's name in a folder, which belongs on PATH."""
+  """Writes a program with gcloud's name to a folder, which must be on PATH."""
   folder.mkdir(parents=True, exist_ok=True)
   program = folder / "gcloud"
   program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {__file__} "$@"\n')
@@ -25,7 +25,7 @@ def install(folder: pathlib.Path) -> pathlib.Path:
 
 
 def main(words) -> int:
-  """One call."""
+  """Executes one call and returns the exit code."""
   names = [word for word in words if not word.startswith("-") and word not in ("alpha", "compute", "tpus")]
   flags = dict(word[2:].split("=", 1) if "=" in word else (word[2:], "true") for word in words if word[:2] == "--")
   group, verb, name = [*names, ""][:3]
@@ -53,7 +53,7 @@ def main(words) -> int:
 
 
 def create(place, name, flags):
-  """Asks for a queued resource of one node."""
+  """Requests a queued resource of one node."""
   labels = dict(pair.split("=", 1) for pair in flags["labels"].split(","))
   key, _, file = flags["metadata-from-file"].partition("=")
   metadata = {key: pathlib.Path(file).read_text()}
@@ -64,7 +64,7 @@ def create(place, name, flags):
 
 
 def ask(method, path, body=None):
-  """The server's answer."""
+  """Returns the response of the server."""
   address = os.environ["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"]
   content = None if body is None else json.dumps(body).encode()
   request = urllib.request.Request(address + path, content, {"Content-Type": "application/json"}, method=method)

@@ -1,4 +1,4 @@
-"""Repositories of git, as a user may have them."""
+"""Git repositories of users."""
 
 import os
 import pathlib
@@ -8,14 +8,14 @@ FILES = {"launch/worker.py": "print('a')\n", "setup.py": "", "configs/a.py": "# 
 
 
 def git(root: pathlib.Path, *words: str) -> None:
-  """A command of git, of nobody's settings."""
+  """Runs a git command without the settings of a user or system."""
   alone = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
   names = {f"GIT_{role}_{key}": "a@b" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
   subprocess.run(["git", "-C", root, *words], check=True, capture_output=True, env=os.environ | alone | names)
 
 
 def made(root: pathlib.Path, files=FILES, commit: bool = True) -> pathlib.Path:
-  """A repository with these files, tracked."""
+  """Makes a repository in which these files are tracked."""
   write(root, files)
   git(root, "init", "-q")
   git(root, "add", "-A")
@@ -25,7 +25,7 @@ def made(root: pathlib.Path, files=FILES, commit: bool = True) -> pathlib.Path:
 
 
 def write(root: pathlib.Path, files) -> None:
-  """Writes {name: text or bytes}."""
+  """Writes files from {name: text or bytes}."""
   for name, content in files.items():
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Requests to a Cloud TPU that is not there, and how they go wrong."""
+"""Requests to the local server of `tests.launch.cloud`, and their faults."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ _PATH = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What has been asked: its verb is one that `Server.faults` knows, or "other"."""
+  """A request. Its verb is a verb of `Server.faults`, or "other"."""
 
   verb: str
   method: str
@@ -46,20 +46,20 @@ class Request:
 
 
 class Refusal(Exception):
-  """Becomes an answer with a status."""
+  """An error that becomes a response with an HTTP status."""
 
   def __init__(self, code, message, status=""):
     self.code, self.message, self.status = code, message, status or STATUS[code]
 
 
 def handler(server):
-  """The handler of a `cloud.Server`: an answer to each request, or the fault that is due."""
+  """Returns the handler of a `cloud.Server`, which responds to each request or causes the next fault."""
 
   class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_):
-      """Nothing: what was asked is in `requests`."""
+      """Does not print requests, because `requests` contains them."""
 
     def _do(self):
       path, _, query = self.path.partition("?")
@@ -67,7 +67,7 @@ def handler(server):
       content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
       if path.startswith("/compute/"):
         return self._send(200, {"name": path.rpartition("/")[2], "commonInstanceMetadata": {"items": []}})
-      if path.startswith("/v1/users/"):  # of OS Login
+      if path.startswith("/v1/users/"):  # path of OS Login
         account = {"primary": True, "username": "alice_example_com", "operatingSystemType": "LINUX"}
         profile = {"name": "alice", "posixAccounts": [account]}
         return self._send(200, {"loginProfile": profile} if self.command == "POST" else profile)
@@ -108,7 +108,7 @@ def handler(server):
 
     def _send(self, code, found):
       content = json.dumps(found).encode()
-      with contextlib.suppress(OSError):  # a client that was killed meanwhile
+      with contextlib.suppress(OSError):  # the client was killed
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))

@@ -1,11 +1,11 @@
-"""A gcloud that plays a script: a program of that name, for tests that need neither gcloud nor a server."""
+"""A program named gcloud with scripted responses, for tests without the real gcloud and without a server."""
 
 import dataclasses
 import json
 import pathlib
 
-# Of its words, the group and the verb choose the answers, and the name if there are some for it; the last one stays. In
-# sh, which starts in a thousandth of a second.
+# The group and the verb select the responses, and also the name if it has its own responses. The last response stays.
+# The program is in sh, which starts in 1 ms.
 _PROGRAM = """#!/bin/sh
 call=$(mktemp "$0.calls/XXXXXX")
 printf '%s\\0' "$@" > "$call"
@@ -28,7 +28,7 @@ exit "$(cat "$answer/code")"
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """What a call answers: its output, its complaint, its exit code, after some seconds."""
+  """The response to a call: standard output, standard error, exit code, and delay in seconds."""
 
   output: str = ""
   error: str = ""
@@ -37,12 +37,12 @@ class Answer:
 
 
 def said(word: str, message: str = "scripted", code: int = 1) -> Answer:
-  """What gcloud says of an API's error, in the words of SDK 528."""
+  """Returns the response of gcloud to an error of the API, with the text of SDK 528."""
   return Answer("", f"ERROR: (gcloud.compute.tpus.queued-resources.describe) {word}: {message}\n", code)
 
 
 class Gcloud:
-  """The program in a folder, which belongs on PATH."""
+  """The program in a folder, which must be on PATH."""
 
   def __init__(self, folder: pathlib.Path):
     self.folder, self._program = folder, folder / "gcloud"
@@ -53,10 +53,13 @@ class Gcloud:
     self._program.chmod(0o755)
 
   def answers(self, group: str, verb: str, *answers, name: str = "") -> None:
-    """What the calls of a verb answer from now on, one after the other; JSON for what is no Answer.
+    """Sets the next responses to the calls of a verb in their order.
 
     Args:
-      name: of the resource, for answers to calls for it alone.
+      group: command group, such as "queued-resources".
+      verb: verb, such as "describe".
+      *answers: `Answer`s, or values that are printed as JSON.
+      name: name of a resource, if the responses are only for this resource.
     """
     here = self.folder / "gcloud.answers" / ".".join(filter(None, (group, verb, name)))
     if here.exists():
@@ -74,7 +77,7 @@ class Gcloud:
     return [file.read_bytes().decode(errors="surrogateescape").split("\0")[:-1] for file in files]
 
   def verbs(self) -> list:
-    """Of the calls: "queued-resources describe vit-a1"."""
+    """Returns the words of the calls without flags, such as "queued-resources describe vit-a1"."""
     plain = ([word for word in call if not word.startswith("-")] for call in self.calls)
     return [" ".join(word for word in words if word not in ("alpha", "compute", "tpus")) for words in plain]
 

@@ -1,4 +1,4 @@
-"""A kubectl that plays a script: a program of that name, for tests that need neither kubectl nor a server."""
+"""A program named kubectl with scripted responses, for tests without the real kubectl and without a server."""
 
 import dataclasses
 import json
@@ -6,8 +6,8 @@ import pathlib
 
 from tests.launch.scripted import Answer
 
-# The verb and the kind among its words choose the answers, one after the other; the last one stays. In sh, which starts
-# in a thousandth of a second.
+# The verb and the kind among its words select the responses in their order. The last response stays. The program is in
+# sh, which starts in 1 ms.
 _PROGRAM = """#!/bin/sh
 call=$(mktemp "$0.calls/XXXXXX")
 printf '%s\\0' "$@" > "$call"
@@ -32,12 +32,12 @@ exit "$(cat "$answer/code")"
 
 
 def complaint(text: str) -> Answer:
-  """What kubectl does when something is wrong."""
+  """Returns the response of kubectl to an error."""
   return Answer("", text + "\n", 1)
 
 
 class Kubectl:
-  """The program in a folder, which belongs on PATH."""
+  """The program in a folder, which must be on PATH."""
 
   def __init__(self, folder: pathlib.Path):
     self._folder = folder
@@ -47,7 +47,7 @@ class Kubectl:
     (folder / "kubectl").chmod(0o755)
 
   def answers(self, words: str, *answers) -> None:
-    """What calls of "VERB KIND" answer, one after the other; JSON for what is no Answer."""
+    """Sets the responses to calls of "VERB KIND" in their order: `Answer`s, or values that are printed as JSON."""
     for number, answer in enumerate(answers):
       answer = answer if isinstance(answer, Answer) else Answer(json.dumps(answer))
       here = self._folder / "kubectl.answers" / words.replace(" ", ".") / f"{number:03d}"

@@ -1,4 +1,4 @@
-"""The cloud and the bucket of `tests.launch.universe`, as one laptop reaches them, with the faults that are due."""
+"""The cloud and the bucket of `tests.launch.universe` as one laptop sees them, with the current faults."""
 
 import dataclasses
 
@@ -14,12 +14,12 @@ ILL = (states.REPAIRING, states.LOST, states.STARTING, states.DELETING, states.Q
 
 
 class Killed(BaseException):
-  """A process is gone between two instructions."""
+  """Raised instead of a kill of the process between two instructions."""
 
 
 @dataclasses.dataclass
 class Machine:
-  """Of an attempt. `expires` is its label, `seconds` its own limit from `ready` on."""
+  """The machine of an attempt. `expires` is its label, and `seconds` is its own limit from `ready` on."""
 
   attempt: int
   born: float
@@ -28,13 +28,13 @@ class Machine:
   state: str = states.QUEUED
   ready: float = 0.0
   gone: float = 0.0
-  worker: str = "running"  # or finished, crashed, silent
+  worker: str = "running"  # or "finished", "crashed", "silent"
   try_: int = 1
   step: int = 0
 
 
 class Memory:
-  """The run's directory, as one laptop reaches it."""
+  """The run's directory as one laptop sees it."""
 
   def __init__(self, universe, clock: ServiceClock):
     self._universe, self.clock = universe, clock
@@ -74,7 +74,7 @@ class Memory:
 
 
 class Engine:
-  """The cloud, as a laptop asks it."""
+  """The engine of a laptop."""
 
   def __init__(self, run: spec.Run, universe):
     self._run, self._universe = run, universe
@@ -91,7 +91,7 @@ class Engine:
       u.arriving.append((u.now + u.delay, attempt, expires, seconds))
       raise UnknownError("timed out")
     u.make(attempt, expires, seconds)
-    if u.take("create duplicated"):  # the assumption: before the machine can be deleted
+    if u.take("create duplicated"):  # assumption: the duplicate arrives before the machine can be deleted
       u.arriving.append((u.now + 1.0, attempt, expires, seconds))
     u.answered[attempt] = u.now
     u.call()
@@ -108,7 +108,7 @@ class Engine:
       return states.MachineStatus(states.ABSENT)
     false = u.take("look absent")
     if machine and false and not u.lied:
-      u.lied = True  # the assumption: not twice in turn, beside a list that says the same
+      u.lied = True  # assumption: not twice in a row together with a list that agrees
       return states.MachineStatus(states.ABSENT)
     u.lied = False
     if machine and machine.state == states.READY and u.works(machine) and (word := u.take("look ill")):

@@ -1,4 +1,4 @@
-"""Cases in which an attacker broke a promise of the launcher, each with the promise that holds now."""
+"""Tests of former attacks on guarantees of the launcher."""
 
 import dataclasses
 import json
@@ -38,19 +38,19 @@ FOUND = dict(run="vit", owner="alice", attempt=1, state=states.READY)
 
 @pytest.mark.parametrize("answer", ["ALREADY_EXISTS", "NOT_FOUND"])
 @pytest.mark.parametrize("verb", ["list", "delete"])
-def test_a1_unexpected_statuses_are_unknown(tmp_path, program, answer, verb):
+def test_unexpected_statuses_are_unknown(tmp_path, program, answer, verb):
   program.answers("queued-resources", "describe", GONE if verb == "list" else item(cloud.run(), "ACTIVE"))
   program.answers("queued-resources", verb, said(answer, "Resource projects/p/locations/Z"))
   made = engine(tmp_path)
   call = made.look if verb == "list" else made.delete
-  if (answer, verb) == ("NOT_FOUND", "delete"):  # it is gone already
+  if (answer, verb) == ("NOT_FOUND", "delete"):  # the resource no longer exists
     call(1)
   else:
     with pytest.raises(UnknownError):
       call(1)
 
 
-def test_a2_labels_without_a_folder_are_those_of_the_run_if_others_agree():
+def test_labels_without_a_folder_match_if_the_other_labels_match():
   own = any_run("qr")
   labels = own.labels(1)
   assert states.has_labels(own, 1, "vit-a1", labels | {"team": "speech"})
@@ -62,7 +62,7 @@ def test_a2_labels_without_a_folder_are_those_of_the_run_if_others_agree():
 
 
 @pytest.mark.parametrize("attempt", [0, 2])
-def test_a3_a_machine_whose_labels_contradict_its_name_is_not_removed(attempt):
+def test_machine_with_labels_that_contradict_its_name_is_kept(attempt):
   resource = states.Resource(name="vit-a1", location="z", **FOUND | {"attempt": attempt})
   facts = removal.RunFacts(State(attempt=1, stage=states.OVER), open=False, watched=False, now=NOW)
   assert removal.find_removal_reason(resource, facts) == removal.ELSEWHERE
@@ -73,12 +73,12 @@ def test_a3_a_machine_whose_labels_contradict_its_name_is_not_removed(attempt):
 @pytest.mark.parametrize(
   "look", [states.MachineStatus(states.REPAIRING, "ill"), states.MachineStatus(states.STARTING, "", hosts=1)]
 )
-def test_a4_machines_that_exist_count_before_they_are_ready(look):
+def test_existing_machines_count_before_they_are_ready(look):
   run = any_run("qr", max_hours=1.0)
   state = State(attempt=1, try_=1, stage=states.WATCHING, since=NOW, look_since=NOW, expires=NOW + 9e4, answered=NOW)
   state, _ = decisions.decide(run, state, Observation(NOW, look))
   assert state.exists == NOW and state.expires == NOW + 3600 and state.spent(NOW + 60) == 60
-  state = dataclasses.replace(state, look_since=NOW + 3590 + run.limits.grace)  # its state changes all the time
+  state = dataclasses.replace(state, look_since=NOW + 3590 + run.limits.grace)  # its state changes continuously
   state, actions = decisions.decide(run, state, Observation(NOW + 3601 + run.limits.grace, look))
   assert state.stage == states.DELETING and [action.verb for action in actions] == ["delete", "note"]
   for second in (1, 2):
@@ -88,18 +88,18 @@ def test_a4_machines_that_exist_count_before_they_are_ready(look):
   assert state.stage == states.OVER and state.end[0] == errors.GAVE_UP
 
 
-def test_a4_running_programs_prove_that_their_machines_are_ready():
+def test_running_programs_prove_that_their_machines_are_ready():
   run = any_run("qr")
   state = State(attempt=1, try_=1, stage=states.WATCHING, since=NOW - 9, look_since=NOW - 9, expires=NOW + 9e4)
   reports = {worker: (WorkerReport(worker, phase=mailbox.RUNNING, step=1), 1.0) for worker in range(run.workers)}
   state, _ = decisions.decide(run, state, Observation(NOW, states.MachineStatus(states.REPAIRING, "ill"), reports))
   assert state.seen and state.ready == NOW
-  for _ in range(errors.LOOKS):  # it has deleted itself: the same attempt is not requested again
+  for _ in range(errors.LOOKS):  # the machine deleted itself, so the same attempt is not requested again
     state, actions = decisions.decide(run, state, Observation(NOW + 9000, states.MachineStatus(states.ABSENT), {}))
   assert state.stage == states.DELETING and "create" not in [action.verb for action in actions]
 
 
-def test_a5_the_limit_of_cost_reserves_a_whole_deletion():
+def test_cost_limit_reserves_time_for_a_deletion():
   run = any_run("qr", max_cost=100.0, price=1.0)
   hours = (run.seconds + 2 * run.limits.grace + run.limits.delete) / 3600
   assert hours * run.chips == pytest.approx(min(100.0, run.max_hours * run.chips), abs=1e-6) or hours * run.chips < 100
@@ -108,7 +108,7 @@ def test_a5_the_limit_of_cost_reserves_a_whole_deletion():
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "watcher.json", "a1/w00.json", ".turn"])
-def test_a7_a_pipe_in_the_run_directory_is_unknown_at_once(tmp_path, name):
+def test_pipe_in_the_run_directory_is_unknown_at_once(tmp_path, name):
   (tmp_path / "a1").mkdir()
   os.mkfifo(tmp_path / name)
   disk = storage.Disk(str(tmp_path))
@@ -122,9 +122,9 @@ def test_a7_a_pipe_in_the_run_directory_is_unknown_at_once(tmp_path, name):
 
 
 @pytest.mark.parametrize("skew", [-3 * 3600, 3 * 3600])
-def test_a8_a_wrong_clock_does_not_take_the_lease_of_a_live_watcher(tmp_path, monkeypatch, skew):
+def test_wrong_clock_does_not_take_the_lease_of_a_live_watcher(tmp_path, monkeypatch, skew):
   Lease(storage.Disk(str(tmp_path)), 60.0).take()
-  monkeypatch.setattr(storage, "_get_clock", lambda _: storage.ServiceClock())  # of another process
+  monkeypatch.setattr(storage, "_get_clock", lambda _: storage.ServiceClock())  # the clock of another process
   monkeypatch.setattr(mailbox, "_has_holder_ended", lambda _: False)
   right = time.time
   monkeypatch.setattr(storage.time, "time", lambda: right() + skew)
@@ -133,13 +133,13 @@ def test_a8_a_wrong_clock_does_not_take_the_lease_of_a_live_watcher(tmp_path, mo
   assert not [path for path in tmp_path.iterdir() if path.name.startswith(".time")]
 
 
-def test_a10_the_deadline_of_a_job_follows_from_the_limit_of_cost():
+def test_deadline_of_a_job_follows_from_the_cost_limit():
   run = any_run("gke", max_cost=90.0, price=1.0)
   job = commands.gke.manifests.make_jobset(run, 1, 2_000_000_000)["spec"]["replicatedJobs"][0]["template"]["spec"]
   assert job["activeDeadlineSeconds"] == pytest.approx(run.seconds, abs=1) and run.seconds < run.max_hours * 3600
 
 
-def test_a11_the_advice_about_a_node_deletes_the_node(tmp_path):
+def test_advice_for_a_node_deletes_the_node(tmp_path):
   one = states.Resource("vit-b16-a9-1", "us-central1-a", "vit-b16", "alice", 9, states.READY, f"READY, {gcloud.ALONE}")
   text = removal.advise(engine(tmp_path), cloud.run(), one)
   assert "tpu-vm delete vit-b16-a9-1" in text and "--zone=us-central1-a" in text
@@ -148,7 +148,7 @@ def test_a11_the_advice_about_a_node_deletes_the_node(tmp_path):
   assert "queued-resources delete vit-b16-a9-1" in whole and "a0" not in whole
 
 
-def test_a12_an_interruption_ends_the_programs_of_parallel_calls():
+def test_interruption_ends_the_programs_of_parallel_calls():
   def interrupt():
     time.sleep(0.5)
     os.kill(os.getpid(), 2)
@@ -160,7 +160,7 @@ def test_a12_an_interruption_ends_the_programs_of_parallel_calls():
   assert time.monotonic() - start < 20
 
 
-def test_a12_an_interrupted_watcher_tries_a_silent_bucket_once(here_is_a_run, monkeypatch):
+def test_interrupted_watcher_tries_a_silent_bucket_once(here_is_a_run, monkeypatch):
   asked = []
 
   def refuse(request, timeout):
@@ -176,14 +176,14 @@ def test_a12_an_interrupted_watcher_tries_a_silent_bucket_once(here_is_a_run, mo
   try:
     assert commands.watch_to_end(watch, watch._run) == errors.DETACHED
   finally:
-    for number, handler in before.items():  # this process goes on, unlike the program
+    for number, handler in before.items():  # this process continues, unlike the program
       signal.signal(number, handler)
   asked.clear()
   watch.__exit__(None, None, None)
   assert len(asked) == 1
 
 
-def test_a12_parallel_calls_keep_their_order_and_raise_their_error():
+def test_parallel_calls_keep_their_order_and_raise_their_error():
   assert (
     errors.map_in_threads(lambda value: value * 2, [3, 1, 2], 8) == [6, 2, 4]
     and errors.map_in_threads(len, [], 8) == []
@@ -192,7 +192,7 @@ def test_a12_parallel_calls_keep_their_order_and_raise_their_error():
     errors.map_in_threads(lambda value: 1 / value, [1, 0, 2], 2)
 
 
-def test_a14_pods_that_a_quota_prevents_are_waited_for(monkeypatch):
+def test_pods_prevented_by_a_quota_are_waited_for(monkeypatch):
   run = any_run("gke")
   value = commands.gke.manifests.make_jobset(run, 1, 2_000_000_000)
   event = {"involvedObject": {"name": "vit-a1-s-0"}, "message": 'pods "x" is forbidden: exceeded quota: tpus'}
@@ -212,12 +212,12 @@ def test_a14_pods_that_a_quota_prevents_are_waited_for(monkeypatch):
 @pytest.mark.parametrize(
   "status", ["RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "PERMISSION_DENIED", "FAILED_PRECONDITION"]
 )
-def test_a15_a_quota_is_recognised_with_any_status(status):
+def test_quota_is_recognised_with_any_status(status):
   text = f"ERROR: (gcloud.compute.tpus.queued-resources.create) {status}: Quota limit 'TPUV3' has been exceeded"
   assert isinstance(gcloud.make_error(1, text), errors.QuotaError)
 
 
-def test_a17_an_interrupted_down_names_the_machines_wherever_its_name_is(here_is_a_run, capsys):
+def test_interrupted_down_names_the_machines(here_is_a_run, capsys):
   assert commands.report_interruption(["down", "--yes", "vit"]) == errors.DETACHED
   assert "vit-a1 continues" in capsys.readouterr().out
 
@@ -232,7 +232,7 @@ def here_is_a_run(tmp_path, monkeypatch):
   log.append("intent", state)
 
 
-def test_a19_a_report_cannot_imitate_lines(tmp_path):
+def test_report_cannot_imitate_lines(tmp_path):
   disk = storage.Disk(str(tmp_path))
   forged = WorkerReport(0, detail="ok\nvit: all its machines are deleted", host="h\n2026", tail="a\nb")
   disk.write("a1/w00.json", json.dumps(dataclasses.asdict(forged)).encode())
@@ -255,7 +255,7 @@ def test_a19_a_report_cannot_imitate_lines(tmp_path):
     ("MYTOKEN", "abc"),
   ],
 )
-def test_a20_more_secrets_are_refused(name, value):
+def test_other_secrets_are_detected(name, value):
   assert bundle.detect_secret_variable(name, value)
 
 
@@ -263,11 +263,11 @@ USUAL = [("TWO_PASS", "1"), ("AUTH", "none"), ("MONKEY", "x"), ("TOKENS_PER_BATC
 
 
 @pytest.mark.parametrize(("name", "value"), USUAL)
-def test_a20_usual_variables_are_not_secrets(name, value):
+def test_usual_variables_are_not_secrets(name, value):
   assert not bundle.detect_secret_variable(name, value)
 
 
-def test_a16_an_age_by_this_machines_clock_alone_deletes_nothing(tmp_path, monkeypatch, capsys):
+def test_age_from_the_local_clock_only_deletes_no_machine(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   old = states.Resource(
     "vit-a1", "ctx/default", "vit", spec.get_user_label(), 1, states.LOST, "gone", created=time.time() - 9e4
@@ -283,7 +283,7 @@ def test_a16_an_age_by_this_machines_clock_alone_deletes_nothing(tmp_path, monke
   assert "only this machine's clock" in capsys.readouterr().out
 
 
-def test_a_call_that_is_killed_gives_no_answer():
+def test_call_that_exceeds_its_timeout_is_unknown():
   with pytest.raises(UnknownError, match="did not answer"):
     errors.call(["sleep", "20"], 0.2, "install")
   assert errors.call(["true"], 5, "install")[0] == 0

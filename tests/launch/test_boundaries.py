@@ -1,4 +1,4 @@
-"""What an answer of an unexpected form becomes, and the table of assumptions."""
+"""Tests of responses in an unexpected form, and of the table of assumptions."""
 
 import dataclasses
 import http.client
@@ -18,11 +18,11 @@ NAME = "vit-b16-a1"
 GONE = "Resource 'projects/proj-x/locations/europe-west4-a/queuedResources/{}' was not found"
 
 
-def test_the_page_has_the_table_of_the_code():
+def test_page_contains_the_table_of_assumptions():
   assert PAGE.read_text().endswith(errors.format_table())
 
 
-def test_the_constants_of_the_table_are_those_that_are_used():
+def test_constants_of_the_table_are_used_by_the_code():
   assert gcloud.TIMEOUT is errors.CALL and event_log.IN_FLIGHT is errors.IN_FLIGHT
   assert removal.errors.LOOKS == decisions.errors.LOOKS == 2
 
@@ -46,7 +46,7 @@ def test_the_constants_of_the_table_are_those_that_are_used():
   ],
   ids=repr,
 )
-def test_g6_an_unexpected_outcome_of_any_call_is_unknown(error):
+def test_unexpected_exception_of_a_call_is_unknown(error):
   class Broken:
     restarts = False
 
@@ -60,7 +60,7 @@ def test_g6_an_unexpected_outcome_of_any_call_is_unknown(error):
 
 
 @pytest.mark.parametrize("error", [UnknownError("x"), LaunchError("y", 11), KeyboardInterrupt()], ids=repr)
-def test_answers_that_are_understood_and_interruptions_pass_the_boundary(error):
+def test_known_errors_and_interruptions_pass_the_boundary(error):
   with pytest.raises(type(error)) as found, errors.convert_unexpected("x"):
     raise error
   assert found.value is error
@@ -68,7 +68,7 @@ def test_answers_that_are_understood_and_interruptions_pass_the_boundary(error):
 
 @pytest.fixture
 def engine(tmp_path, program, monkeypatch):
-  """An engine as the verbs get it, with a gcloud that plays a script."""
+  """An engine as the verbs use it, with a scripted gcloud."""
   monkeypatch.chdir(tmp_path)
   return states.make_engine(cloud.run())
 
@@ -80,20 +80,20 @@ SHAPES = [None, [], {}, "x", 7, [1], {"name": 5}, {**NAMED, "state": [1]}, {**NA
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, Answer(""), Answer("", code=7), Answer("null")], ids=str)
-def test_g6_a_description_of_another_form_is_unknown(engine, program, shape):
+def test_description_in_another_form_is_unknown(engine, program, shape):
   program.answers("queued-resources", "describe", shape)
   with pytest.raises(UnknownError):
     engine.look(1)
 
 
 @pytest.mark.parametrize("shape", [None, {}, "x", 7, [1], [{"name": 5}], [{}], Answer(""), Answer("", code=7)], ids=str)
-def test_g6_a_list_of_another_form_is_unknown_and_not_empty(engine, program, shape):
+def test_list_in_another_form_is_unknown_and_not_empty(engine, program, shape):
   program.answers("queued-resources", "list", shape)
   found, silent = engine.inventory(("europe-west4-a",))
   assert not found and list(silent) == ["europe-west4-a"]
 
 
-def test_g6_one_item_of_another_form_hides_no_other(engine, program):
+def test_item_in_another_form_does_not_hide_other_items(engine, program):
   whole = {"name": f"{NAMED['name'][:-1]}2", "state": {"state": "ACTIVE"},
            "tpu": {"nodeSpec": [{"node": {"labels": {"vitjax": "1", "vitjax-attempt": "2"}}}]}}  # fmt: skip
   program.answers("queued-resources", "list", [{**NAMED, "tpu": 3}, whole])
@@ -102,14 +102,14 @@ def test_g6_one_item_of_another_form_hides_no_other(engine, program):
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o755])
-def test_g6_a_program_that_cannot_be_run_is_unknown(engine, program, mode):
+def test_program_that_cannot_be_run_is_unknown(engine, program, mode):
   (program.folder / "gcloud").write_text("no program")
   (program.folder / "gcloud").chmod(mode)
   with pytest.raises((UnknownError, LaunchError)):
     engine.look(1)
 
 
-def test_g6_a_missing_temporary_directory_delays_a_request(engine, program, tmp_path, monkeypatch):
+def test_missing_temporary_directory_delays_a_request(engine, program, tmp_path, monkeypatch):
   monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
   monkeypatch.setattr("launch.storage.open_storage", lambda _: cloud.store(tmp_path / "run", cloud.run()))
   with pytest.raises(UnknownError):
@@ -120,13 +120,13 @@ def test_g6_a_missing_temporary_directory_delays_a_request(engine, program, tmp_
 @pytest.mark.parametrize(
   "text", [GONE.format("vit-b16-a10"), GONE.format("other"), "Resource 'projects/x' was not found", "no such thing"]
 )
-def test_g8_an_absence_of_something_else_is_not_believed(engine, program, text):
+def test_absence_of_another_resource_is_ignored(engine, program, text):
   program.answers("queued-resources", "describe", said("NOT_FOUND", text))
   with pytest.raises((UnknownError, LaunchError)):
     engine.look(1)
 
 
-def test_g8_an_absence_that_the_list_contradicts_is_not_believed(engine, program):
+def test_absence_that_the_list_contradicts_is_ignored(engine, program):
   program.answers("queued-resources", "describe", said("NOT_FOUND", GONE.format(NAME)))
   program.answers("queued-resources", "list", [NAMED])
   with pytest.raises(UnknownError, match="lists it"):
@@ -136,7 +136,7 @@ def test_g8_an_absence_that_the_list_contradicts_is_not_believed(engine, program
   assert engine.look(1).state == "absent"
 
 
-def test_g14_a_node_belongs_to_its_queued_resource_by_number_or_id(engine, program):
+def test_node_matches_its_queued_resource_by_project_number_or_id(engine, program):
   node = {"labels": {"vitjax": "1", "vitjax-run": "vit-b16", "vitjax-attempt": "1"}}
   queued = {**NAMED, "state": {"state": "ACTIVE"}, "tpu": {"nodeSpec": [{"node": node}]}}
   number = NAMED["name"].replace("proj-x", "123456789")

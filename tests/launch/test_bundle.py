@@ -1,4 +1,4 @@
-"""The code of a run: what git knows and nothing else, the same bytes for the same files, no keys."""
+"""Tests of the code bundle of a run: only files that git knows, reproducible bytes, and no keys."""
 
 import hashlib
 import io
@@ -19,8 +19,8 @@ from tests.launch import repositories
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def unpacked(made):
-  """{name: (kind, mode, content)} by Python's own reader."""
+def read_members(made):
+  """Returns {name: (kind, mode, content)} with Python's tar reader."""
   with tarfile.open(fileobj=io.BytesIO(made.content), mode="r:gz") as tar:
     return {
       m.name: (m.type, m.mode, m.linkname if m.issym() else tar.extractfile(m).read().decode())
@@ -28,7 +28,7 @@ def unpacked(made):
     }
 
 
-def test_it_has_what_git_tracks_and_what_is_new_and_nothing_that_is_ignored(tmp_path):
+def test_bundle_has_tracked_and_new_files_without_ignored_files(tmp_path):
   root = repositories.made(tmp_path)
   repositories.write(
     root, {"new.py": "1\n", ".env": "KEY=1", "data/a.jpg": "x", "ä b\n.py": "2", "configs/a.py": "# b\n"}
@@ -37,8 +37,8 @@ def test_it_has_what_git_tracks_and_what_is_new_and_nothing_that_is_ignored(tmp_
   (root / "run.sh").write_text("")
   (root / "run.sh").chmod(0o700)
   os.symlink("configs/a.py", root / "a.py")
-  made = bundle.make_bundle(root / "configs")  # from anywhere inside
-  found = unpacked(made)
+  made = bundle.make_bundle(root / "configs")  # from any folder inside
+  found = read_members(made)
   expected = {".gitignore", "launch/worker.py", "configs/a.py", "new.py", "ä b\n.py", "run.sh", "a.py"}
   assert set(found) == set(made.names) == expected
   assert list(found) == sorted(found, key=os.fsencode)
@@ -47,7 +47,7 @@ def test_it_has_what_git_tracks_and_what_is_new_and_nothing_that_is_ignored(tmp_
   assert hashlib.sha256(made.content).hexdigest() == made.sha
 
 
-def test_the_same_files_are_the_same_bytes_whoever_has_them_wherever_and_whenever(tmp_path):
+def test_same_files_give_the_same_bytes(tmp_path):
   first = bundle.make_bundle(repositories.made(tmp_path / "a"))
   other = repositories.made(tmp_path / "b", dict(reversed(repositories.FILES.items())), commit=False)
   for path in other.rglob("*"):
@@ -58,7 +58,7 @@ def test_the_same_files_are_the_same_bytes_whoever_has_them_wherever_and_wheneve
   assert bundle.make_bundle(other).sha != first.sha
 
 
-def test_it_says_which_commit_it_is_and_what_is_changed(tmp_path):
+def test_bundle_records_its_commit_and_changes(tmp_path):
   root = repositories.made(tmp_path)
   clean = bundle.make_bundle(root)
   assert len(clean.commit) == 40 and not clean.dirty and clean.diff == ""
@@ -69,7 +69,7 @@ def test_it_says_which_commit_it_is_and_what_is_changed(tmp_path):
   assert json.loads(changed.about())["diff"] == changed.diff
 
 
-def test_links_out_of_the_tree_and_other_repositories_are_left_out_and_said(tmp_path, capsys):
+def test_external_links_and_inner_repositories_are_skipped_and_named(tmp_path, capsys):
   root = repositories.made(tmp_path / "a")
   os.symlink("/etc/passwd", root / "absolute")
   os.symlink("../b", root / "relative")
@@ -93,7 +93,7 @@ KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----"
   ],
 )  # fmt: skip
 @pytest.mark.parametrize("tracked", [False, True])
-def test_what_looks_like_a_key_is_refused_tracked_or_not(tmp_path, name, content, tracked):
+def test_files_that_look_like_keys_are_refused(tmp_path, name, content, tracked):
   root = repositories.made(tmp_path, repositories.FILES | {".gitignore": ""})
   repositories.write(root, {name: content})
   if tracked:
@@ -103,21 +103,21 @@ def test_what_looks_like_a_key_is_refused_tracked_or_not(tmp_path, name, content
   assert name in str(error.value) and ".gitignore" in str(error.value) and "git rm --cached" in str(error.value)
 
 
-def test_a_key_that_was_taken_out_is_not_in_the_diff(tmp_path):
+def test_removed_key_is_not_in_the_diff(tmp_path):
   root = repositories.made(tmp_path, repositories.FILES | {"a.py": KEY})
   (root / "a.py").write_text("")
   assert KEY not in bundle.make_bundle(root).about()
 
 
-def test_templates_and_words_about_keys_are_no_keys(tmp_path):
+def test_templates_and_texts_about_keys_are_accepted(tmp_path):
   files = {".env.example": "KEY=", "keys.py": "monkey = 'BEGIN'", "public.txt": "-----BEGIN PUBLIC KEY-----"}
   assert set(files) < set(bundle.make_bundle(repositories.made(tmp_path, repositories.FILES | files)).names)
 
 
-def test_what_is_too_large_is_named(tmp_path, monkeypatch):
+def test_too_large_bundle_names_the_largest_files(tmp_path, monkeypatch):
   root = repositories.made(tmp_path)
   with open(root / "weights.npz", "wb") as file:
-    file.truncate(2 * 10**9)  # takes no room, and is not read
+    file.truncate(2 * 10**9)  # uses no disk space, and is not read
   repositories.write(root, {"small.npz": b"x" * 10**6})
   began = time.monotonic()
   with pytest.raises(
@@ -127,7 +127,7 @@ def test_what_is_too_large_is_named(tmp_path, monkeypatch):
   assert time.monotonic() - began < 2
 
 
-def test_without_a_repository_or_git_or_the_worker_the_line_says_what_to_do(tmp_path, monkeypatch):
+def test_missing_repository_git_or_worker_is_reported_with_a_fix(tmp_path, monkeypatch):
   with pytest.raises(LaunchError, match=r"not in a readable git repository.*clone of vit_jax"):
     bundle.make_bundle(tmp_path)
   with pytest.raises(LaunchError, match=r"no launch/worker\.py"):
@@ -142,7 +142,7 @@ def test_without_a_repository_or_git_or_the_worker_the_line_says_what_to_do(tmp_
     bundle.make_bundle(tmp_path)
 
 
-def test_it_is_brought_once(tmp_path):
+def test_bundle_is_uploaded_once(tmp_path):
   made, files = bundle.make_bundle(repositories.made(tmp_path / "a")), Disk(str(tmp_path / "run"))
   bundle.upload(files, made)
   before = files.read(f"code/{made.sha}.tgz")
@@ -151,7 +151,7 @@ def test_it_is_brought_once(tmp_path):
   assert json.loads(files.read(f"code/{made.sha}.json").content)["commit"] == made.commit
 
 
-def test_this_repository_has_what_workers_need():
+def test_bundle_of_this_repository_has_files_for_workers():
   if not (ROOT / ".git").exists():
     pytest.skip("not a clone")
   names = set(bundle.make_bundle(ROOT).names)
@@ -159,7 +159,7 @@ def test_this_repository_has_what_workers_need():
 
 
 @pytest.mark.parametrize("script", ["not a program", "#!/no/such/interpreter\n"])
-def test_g6_a_git_that_cannot_be_run_is_unknown(tmp_path, monkeypatch, script):
+def test_git_that_cannot_be_run_is_reported(tmp_path, monkeypatch, script):
   (tmp_path / "git").write_text(script)
   (tmp_path / "git").chmod(0o755)
   monkeypatch.setenv("PATH", str(tmp_path))
@@ -167,7 +167,7 @@ def test_g6_a_git_that_cannot_be_run_is_unknown(tmp_path, monkeypatch, script):
     bundle.make_bundle(tmp_path)
 
 
-def test_g6_a_git_without_an_answer_is_unknown(tmp_path, monkeypatch):
+def test_git_without_a_response_is_unknown(tmp_path, monkeypatch):
   (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 5\n")
   (tmp_path / "git").chmod(0o755)
   monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -176,7 +176,7 @@ def test_g6_a_git_without_an_answer_is_unknown(tmp_path, monkeypatch):
     bundle.make_bundle(tmp_path)
 
 
-def test_g6_a_directory_that_was_deleted_is_one_line(tmp_path, monkeypatch):
+def test_deleted_directory_is_reported_in_one_line(tmp_path, monkeypatch):
   (tmp_path / "gone").mkdir()
   monkeypatch.chdir(tmp_path / "gone")
   (tmp_path / "gone").rmdir()

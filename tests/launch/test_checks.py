@@ -1,4 +1,4 @@
-"""What is said of a run before anything is paid for."""
+"""Tests of the checks of a run before its first cost."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ from launch.errors import DENIED, USAGE
 from launch.preflight import Finding
 from tests.launch import launches, repositories
 
-# What `vit_jax.plan --json` writes, as far as it is read here; the heavy tests read what it writes now.
+# The fields of `vit_jax.plan --json` that the checks read. The heavy tests read its present output.
 PLAN = dict(
   rented="v3-32", problem=None, mesh="data=32", hbm_bytes=2**30, hbm_limit=2**34, steps=112_603, step_seconds=0.038,
   hours=1.2, device_hours=1.2, core_days=1.6, cost=None, input_bound=False, images_per_second_per_host=6699.0,
@@ -21,7 +21,7 @@ PLAN = dict(
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-  """The current folder is a repository, and a bucket that is away does not cost time."""
+  """Makes the current folder a repository. An unreachable bucket does not cause delays."""
   root = repositories.made(tmp_path / "clone", repositories.FILES | {"data/.gitignore": "*", "small/a.npz": "1"})
   monkeypatch.chdir(root)
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
@@ -43,20 +43,20 @@ def texts(findings, kind):
     ({"hours": 30.0}, "warn", ["--max-hours: 24", "30.0", "--max-hours=40", "spot"]),
   ],
 )
-def test_a_plan_becomes_findings(changes, kind, words):
+def test_plan_becomes_findings(changes, kind, words):
   found = list(checks.judge_plan(launches.run("qr"), PLAN | changes))
   assert any(all(word in text for word in words) for text in texts(found, kind))
   assert any(finding.is_refusal for finding in found) == (kind == "refuse")
   assert bool(texts(found, "warn")) == (kind == "warn")
 
 
-def test_a_run_as_it_should_be_has_notes_only():
+def test_valid_plan_has_only_notes():
   found = list(checks.judge_plan(launches.run("qr", max_hours=2.0), PLAN))
   assert {finding.kind for finding in found} == {"note"}
 
 
 @pytest.mark.parametrize(("codes", "code"), [((), 0), ((DENIED,), DENIED), ((USAGE, DENIED), USAGE)])
-def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
+def test_exit_code_is_the_code_of_the_first_refusal(codes, code):
   assert checks.get_refusal_code([Finding("warn", ""), *(Finding("refuse", "", each) for each in codes)]) == code
 
 
@@ -74,7 +74,7 @@ def test_the_code_of_a_check_is_that_of_what_refuses(codes, code):
     ("qr", ["--config.data.path=~/data"], "data: ~/data is on this machine"),
   ],
 )
-def test_what_workers_do_not_have_is_refused(here, backend, args, word):
+def test_files_that_workers_lack_are_refused(here, backend, args, word):
   repositories.write(here, {"data/new.py": "# ignored\n"})
   run = launches.run(backend, module="my.own", args=tuple(args))
   (refused,) = texts(checks.check_run(run), "refuse")
@@ -89,11 +89,11 @@ def test_what_workers_do_not_have_is_refused(here, backend, args, word):
     ("hosts", ["--config=/shared/a.py", "--weights=/shared/B_16.npz", "--config.data.path=/shared/data"]),
   ],
 )
-def test_what_workers_have_is_fine(here, backend, args):
+def test_files_that_workers_have_are_accepted(here, backend, args):
   assert texts(checks.check_run(launches.run(backend, module="my.own", args=tuple(args))), "refuse") == []
 
 
-def test_a_config_that_was_not_added_yet_is_fine_from_the_root_only(here, monkeypatch):
+def test_untracked_config_is_accepted_only_from_the_root(here, monkeypatch):
   repositories.write(here, {"configs/new.py": ""})
   run = launches.run(module="my.own", args=("--config=configs/new.py",))
   assert texts(checks.check_run(run), "refuse") == []
@@ -102,7 +102,7 @@ def test_a_config_that_was_not_added_yet_is_fine_from_the_root_only(here, monkey
   assert "root of the repository" in texts(checks.check_run(run), "refuse")[0]
 
 
-def test_no_repository_is_a_refusal_and_not_an_error(tmp_path, monkeypatch):
+def test_missing_repository_is_a_refusal_and_not_an_error(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (found,) = checks.check_run(launches.run())
   assert found.is_refusal and "git" in found.text
@@ -115,8 +115,8 @@ Please run:
 """
 
 
-def test_f10_without_credentials_a_run_is_refused_at_once_and_the_code_is_11(here, tmp_path, monkeypatch):
-  monkeypatch.setattr(checks, "read_config", None)  # nothing that takes time is called
+def test_run_without_credentials_is_refused_at_once(here, tmp_path, monkeypatch):
+  monkeypatch.setattr(checks, "read_config", None)  # slow checks are not called
   monkeypatch.setattr(checks, "check_plan", None)
   monkeypatch.delenv("STORAGE_EMULATOR_HOST")
   monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
@@ -131,19 +131,19 @@ def test_f10_without_credentials_a_run_is_refused_at_once_and_the_code_is_11(her
   assert found[-1].text == refused
 
 
-def test_f10_a_run_that_was_refused_is_not_planned(here, monkeypatch):
-  monkeypatch.setattr(checks, "check_plan", None)  # would raise a TypeError
+def test_refused_run_is_not_planned(here, monkeypatch):
+  monkeypatch.setattr(checks, "check_plan", None)  # a call would raise a TypeError
   found = checks.check_run(launches.run("qr", module="my.own", args=("--config.data.path=/data/imagenet",)))
   assert found[-1].is_refusal and "/data/imagenet" in found[-1].text
 
 
-def test_a_bucket_that_does_not_answer_is_a_warning(here):
+def test_unreachable_bucket_is_unknown_and_not_a_refusal(here):
   found = checks.check_run(launches.run("qr", module="my.own"))
   assert any("does not answer" in text for text in texts(found, "unknown")) and not texts(found, "refuse")
   assert "my.own" in texts(found, "note")[-1]
 
 
-def test_without_jax_the_rest_is_checked_and_a_line_says_so(here, monkeypatch):
+def test_other_checks_run_without_jax(here, monkeypatch):
   monkeypatch.setattr(checks, "NEEDED", ("vit_jax", "no_such_jax", "libtpu"))
   found = checks.check_run(launches.run("qr", args=("--config=configs/a.py", "--config.data.path=/data")))
   assert "lacks no_such_jax" in texts(found, "warn")[-1]
@@ -151,7 +151,7 @@ def test_without_jax_the_rest_is_checked_and_a_line_says_so(here, monkeypatch):
 
 
 @pytest.mark.heavy
-def test_a_real_bucket_is_asked_for_its_region(here, bucket_server, monkeypatch):
+def test_region_of_a_bucket_is_read_from_the_server(here, bucket_server, monkeypatch):
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket_server.address)
   run = launches.run("qr", module="my.own", zones=("europe-west4-a",), args=("--config.data.path=gs://bkt/data",))
   location = storage.Bucket("gs://bkt").location()
@@ -168,7 +168,7 @@ SMALL = {
 
 
 @pytest.mark.long
-def test_vit_jax_itself_judges_the_config_on_its_slice(tmp_path, monkeypatch, capsys):
+def test_vit_jax_checks_the_config_on_its_slice(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
   monkeypatch.setattr(storage, "TRIES", 1)
   source = pathlib.Path(checks.__file__).parents[1]
@@ -187,8 +187,8 @@ def test_vit_jax_itself_judges_the_config_on_its_slice(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize("text", ["", "x", "[1]", "{}", "[" * 10**5, "5"])
-def test_g6_an_answer_of_another_form_is_unknown(here, monkeypatch, text):
-  """A program in the place of vit_jax prints this, and writes it as the plan."""
+def test_output_in_another_form_is_unknown(here, monkeypatch, text):
+  """Replaces vit_jax with a program that prints this text and writes it as the plan."""
   (here / "answer").write_text(text)
   program = here / "interpreter"
   program.write_text(f'#!/bin/sh\ncat "{here}/answer"\nfor word; do case $word in --json=*) cp "{here}/answer" '
@@ -203,7 +203,7 @@ def test_g6_an_answer_of_another_form_is_unknown(here, monkeypatch, text):
 
 
 @pytest.mark.parametrize("folder", ["/no/such/directory", "/dev/null", "/proc"])
-def test_g6_without_a_temporary_directory_a_check_is_unknown(here, monkeypatch, folder):
+def test_check_without_a_temporary_directory_is_unknown(here, monkeypatch, folder):
   monkeypatch.setattr(tempfile, "tempdir", folder)
   monkeypatch.setattr(checks, "NEEDED", ())
   run = launches.run("qr", args=("--config=configs/a.py", "--config.data.path=gs://bkt/data"))

@@ -1,4 +1,4 @@
-"""The server of Cloud TPU that is not there keeps its word, for other tests trust it."""
+"""Tests of the local Cloud TPU server, on which other tests rely."""
 
 import http.client
 import json
@@ -27,7 +27,7 @@ def server(started):
 
 
 def ask(server, method, path, body=None):
-  """(Status, answer) of a request."""
+  """Sends a request and returns (HTTP status, response)."""
   address = server.environment["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"]
   content = None if body is None else json.dumps(body).encode()
   request = urllib.request.Request(f"{address}v2/{path}", content, method=method)
@@ -40,24 +40,24 @@ def ask(server, method, path, body=None):
 
 
 def create(server, name, **several):
-  """Asks for a v3-32, or several."""
+  """Requests a v3-32, or several."""
   spec = {"parent": QUEUED.rpartition("/")[0], "node": {"acceleratorType": "v3-32"}}
   spec |= {"multisliceParams": several} if several else {"nodeId": name}
   return ask(server, "POST", f"{QUEUED}?queuedResourceId={name}", {"tpu": {"nodeSpec": [spec]}})
 
 
 def state(server, name):
-  """What describing it says."""
+  """Returns the state in the description of a queued resource, or the HTTP status of an error."""
   status, found = ask(server, "GET", f"{QUEUED}/{name}")
   return found["state"]["state"] if status == 200 else status
 
 
 def alive(server, name):
-  """What there is of a name."""
+  """Returns the existing resources with a name."""
   return [each.removeprefix(f"{ZONE}/") for each in server.live() if name in each]
 
 
-def test_what_is_asked_for_is_granted_step_by_step_and_billed_until_it_is_deleted(server):
+def test_request_is_granted_in_steps_and_exists_until_its_deletion(server):
   assert create(server, "a1")[0] == 200 and create(server, "a1")[0] == 409
   assert [state(server, "a1") for _ in range(4)] == [*cloud.GRANTED, "ACTIVE"]
   node = ask(server, "GET", f"{NODES}/a1")[1]
@@ -69,17 +69,17 @@ def test_what_is_asked_for_is_granted_step_by_step_and_billed_until_it_is_delete
   assert ask(server, "GET", f"{NODES}/a1")[0] == 404 and not alive(server, "a1")
 
 
-def test_a_script_is_played_once_and_its_last_state_stays(server):
+def test_script_runs_once_and_its_last_state_stays(server):
   server.script("b1", "ACTIVE", {"state": "ACTIVE", "node": "REPAIRING", "endpoints": 3}, "SUSPENDED")
   create(server, "b1")
   assert state(server, "b1") == "ACTIVE" and state(server, "b1") == "ACTIVE"
   node = ask(server, "GET", f"{NODES}/b1")[1]
   assert node["state"] == "REPAIRING" and len(node["networkEndpoints"]) == 3
   assert [state(server, "b1") for _ in range(2)] == ["SUSPENDED"] * 2
-  assert alive(server, "b1") == ["b1"]  # without nodes, but it holds the quota
+  assert alive(server, "b1") == ["b1"]  # without nodes, but it still uses the quota
 
 
-def test_a_state_that_is_set_stays_and_a_failure_says_why(server):
+def test_set_state_stays_and_a_failure_has_its_reason(server):
   create(server, "c1", nodeCount=2, nodeIdPrefix="c1")
   server.set_state("c1", "ACTIVE")
   server.set_state("c1-1", node="PREEMPTED")
@@ -90,7 +90,7 @@ def test_a_state_that_is_set_stays_and_a_failure_says_why(server):
   assert alive(server, "c1") == ["c1"]
 
 
-def test_a_node_may_outlive_its_queued_resource(server):
+def test_node_may_outlive_its_queued_resource(server):
   server.add("d1", {"vitjax": "1"})
   server.set_state("d1", "ACTIVE")
   server.forget("d1")
@@ -99,14 +99,14 @@ def test_a_node_may_outlive_its_queued_resource(server):
   assert [ask(server, "GET", f"{NODES}/d1")[0] for _ in range(2)] == [200, 404] and not alive(server, "d1")
 
 
-def test_faults_come_one_a_request(server):
+def test_each_request_takes_one_fault(server):
   server.add("e1", {})
   server.faults(describe=[500, None, (429, "slowly", "RESOURCE_EXHAUSTED")])
   assert [ask(server, "GET", f"{QUEUED}/e1")[0] for _ in range(4)] == [500, 200, 429, 200]
 
 
 @pytest.mark.parametrize(("fault", "done"), [("cut", False), ("lost", True)])
-def test_a_connection_breaks_off_before_or_after_the_deed(server, fault, done):
+def test_connection_breaks_before_or_after_the_change(server, fault, done):
   server.faults(create=[fault])
   with pytest.raises((http.client.HTTPException, OSError)):
     create(server, f"f-{fault}")

@@ -1,4 +1,4 @@
-"""The command line of `launch` with real workers of small programs on this machine, by `python -m launch`."""
+"""Tests of `python -m launch` with real workers of small programs on this machine."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ sys.exit(int(words.get("--code", 0)))
 
 @pytest.fixture
 def home(tmp_path):
-  """A repository with `launch` and a program, a state folder, and a run's workdir; nothing is left at its end."""
+  """A repository with `launch` and a program, a state folder and a workdir. All processes end with the test."""
   files = {str(file.relative_to(ROOT)): file.read_bytes() for file in (ROOT / "launch").rglob("*") if file.is_file()}
   files = {name: content for name, content in files.items() if "__pycache__" not in name}
   made = Home(
@@ -68,7 +68,7 @@ def home(tmp_path):
 
 
 class Home:
-  """A person's."""
+  """The repository, folders and environment of a user."""
 
   def __init__(self, code, folder):
     self.code, self.folder, self.workdir, self.processes = code, folder, folder / "run", []
@@ -84,7 +84,7 @@ class Home:
     return ["run", name, *where, *words, "--", "job", f"--workdir={self.workdir}", *job]
 
   def launch(self, *words, **changes):
-    """(exit code, all that was printed)."""
+    """Runs a command and returns (exit code, output)."""
     result = subprocess.run(
       [sys.executable, "-m", "launch", *words], cwd=self.code, env=self.environment | changes, text=True,
       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=90,
@@ -92,7 +92,7 @@ class Home:
     return result.returncode, result.stdout
 
   def begin(self, *words):
-    """A command that goes on; returns when its program runs."""
+    """Starts a command, waits until its program runs, and returns the process."""
     process = subprocess.Popen(
       [sys.executable, "-m", "launch", *words], cwd=self.code, env=self.environment, text=True,
       stdin=subprocess.DEVNULL, stdout=open(self.folder / "said", "a"), stderr=subprocess.STDOUT,
@@ -112,14 +112,14 @@ class Home:
     return file.read_text() if file.exists() else ""
 
   def count(self):
-    return int((self.workdir / "count").read_text() or 0)  # it may be written just now
+    return int((self.workdir / "count").read_text() or 0)  # the file may be empty during a write
 
   def events(self, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(self.folder / "state"))
     return [event["event"] for event in EventLog("vit").events]
 
 
-def test_the_same_command_runs_an_ended_run_again(home, monkeypatch):
+def test_same_command_restarts_an_ended_run(home, monkeypatch):
   code, said = home.launch(*home.words("--env=COLOUR=red blue"))
   assert code == errors.DONE and "vit: done" in said and home.count() == 1, said
   assert home.events(monkeypatch)[-3:] == ["done", "deleted", "end"]
@@ -132,7 +132,7 @@ def test_the_same_command_runs_an_ended_run_again(home, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_program_that_fails_ends_the_run_with_its_log_and_code(home):
+def test_failing_program_ends_the_run_with_its_log_and_code(home):
   code, said = home.launch(*home.words("--max-failures=2", job=["--code=1", "--steps=2"]))
   assert code == errors.GAVE_UP and "ended with 1" in said and "    step 1" in said and home.count() == 2
   code, said = home.launch(*home.words(job=["--code=44", "--steps=1"]))
@@ -140,7 +140,7 @@ def test_a_program_that_fails_ends_the_run_with_its_log_and_code(home):
 
 
 @pytest.mark.long
-def test_17_another_watcher_continues_and_the_program_runs_once(home, monkeypatch):
+def test_another_watcher_continues_a_run_without_restarting_it(home, monkeypatch):
   first = home.begin(*home.words(job=["--steps=40"]))
   first.send_signal(signal.SIGKILL)
   first.wait()
@@ -151,21 +151,21 @@ def test_17_another_watcher_continues_and_the_program_runs_once(home, monkeypatc
 
 
 @pytest.mark.long
-def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(home):
+def test_ctrl_c_keeps_the_run_and_names_the_commands_to_end_it(home):
   first = home.begin(*home.words(job=["--steps=200"]))
   first.send_signal(signal.SIGINT)
   assert first.wait(30) == errors.DETACHED
   assert "launch adopt vit" in home.said() and "launch down vit" in home.said()
   code, said = home.launch("ls")
   assert code == 0 and "vit-a1" in said
-  assert home.launch("down", "vit")[0] == errors.USAGE  # it asks, and nobody is there to answer
+  assert home.launch("down", "vit")[0] == errors.USAGE  # it asks for confirmation, and standard input is empty
   code, said = home.launch("down", "vit", "--yes")
   assert code == 0 and "all its machines are deleted" in said
   assert "vit-a1" not in home.launch("ls")[1]
 
 
 @pytest.mark.long
-def test_25_a_second_watcher_is_refused_and_down_ends_the_first(home):
+def test_second_watcher_is_refused_and_down_ends_the_first(home):
   first = home.begin(*home.words(job=["--steps=400"]))
   code, said = home.launch("adopt", "vit")
   assert code == errors.USAGE and "the run is watched by process" in said
@@ -176,7 +176,7 @@ def test_25_a_second_watcher_is_refused_and_down_ends_the_first(home):
 
 
 @pytest.mark.long
-def test_what_is_stopped_keeps_its_machines_and_is_restarted_on_them(home):
+def test_stopped_run_keeps_its_machines_for_a_restart(home):
   first = home.begin(*home.words(job=["--steps=300"]))
   code, said = home.launch("stop", "vit")
   assert code == 0 and "w00: 42" in said, said
@@ -186,7 +186,7 @@ def test_what_is_stopped_keeps_its_machines_and_is_restarted_on_them(home):
   assert code == errors.USAGE and "launch restart vit continues with its machines" in said
   process = home.begin("restart", "vit")
   home.until(lambda: home.count() == 2)
-  assert home.launch("restart", "vit")[0] == 0  # while one watches
+  assert home.launch("restart", "vit")[0] == 0  # during a watch
   home.until(lambda: home.count() == 3)
   assert home.launch("restart", "vit", "--fresh-vm")[0] == 0
   home.until(lambda: home.count() == 4)
@@ -195,7 +195,7 @@ def test_what_is_stopped_keeps_its_machines_and_is_restarted_on_them(home):
 
 
 @pytest.mark.long
-def test_a_run_under_way_is_not_changed_by_other_arguments(home):
+def test_other_arguments_do_not_change_an_active_run(home):
   first = home.begin(*home.words(job=["--steps=400"]))
   first.send_signal(signal.SIGKILL)
   first.wait()
@@ -207,14 +207,14 @@ def test_a_run_under_way_is_not_changed_by_other_arguments(home):
 
 
 @pytest.mark.long
-def test_a_dry_run_touches_nothing(home):
+def test_dry_run_writes_no_files(home):
   code, said = home.launch(*home.words("--dry-run"))
   assert code == 0 and said.count("launch.worker start") == 2
   assert not home.workdir.exists() and not (home.folder / "state").exists()
 
 
 @pytest.mark.long
-def test_a_command_on_a_worker_ends_with_its_code_and_the_report_adds_up(home):
+def test_ssh_returns_the_exit_code_and_report_has_a_total_time(home):
   home.launch(*home.words())
   assert home.launch("ssh", "vit", "-w", "1", "--", "sh", "-c", "exit 7")[0] == 7
   code, said = home.launch("report", "vit", "--json")
@@ -223,7 +223,7 @@ def test_a_command_on_a_worker_ends_with_its_code_and_the_report_adds_up(home):
 
 
 @pytest.mark.long
-def test_a_run_in_the_background_is_watched_by_another_process(home):
+def test_detached_run_is_watched_by_another_process(home):
   code, said = home.launch(*home.words("--detach", job=["--steps=30"]))
   assert code == 0 and "watched by process" in said
   home.until(lambda: "ended with 0: done" in home.launch("status", "vit")[1])
@@ -231,7 +231,7 @@ def test_a_run_in_the_background_is_watched_by_another_process(home):
 
 
 @pytest.mark.long
-def test_what_may_still_be_there_is_looked_at_before_the_run_goes_elsewhere(home, monkeypatch):
+def test_remaining_machines_block_a_run_with_another_workdir(home, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(home.folder / "state"))
   home.launch(*home.words())
   book = EventLog("vit")
@@ -245,7 +245,7 @@ def test_what_may_still_be_there_is_looked_at_before_the_run_goes_elsewhere(home
 
 
 @pytest.mark.long
-def test_a_machine_that_no_journal_knows_is_not_joined_by_another(home):
+def test_machine_without_an_event_log_blocks_another_run(home):
   first = home.begin(*home.words(job=["--steps=400"]))
   first.send_signal(signal.SIGKILL)
   first.wait()

@@ -1,4 +1,7 @@
-"""What `launch` promises, of queued resources and of JobSets by the real kubectl, on a real bucket server."""
+"""Tests of the guarantees of `launch` for queued resources and for JobSets with the real kubectl.
+
+The tests use a real bucket server.
+"""
 
 import contextlib
 import dataclasses
@@ -29,7 +32,7 @@ def kind(request):
 
 @pytest.fixture
 def make(kind, bucket_server, tmp_path, monkeypatch, request):
-  """Makes clouds of a kind."""
+  """Returns a function that makes clouds of a kind."""
   monkeypatch.setattr(event_log, "IN_FLIGHT", 1.0)
   with contextlib.ExitStack() as stack:
     count = iter(range(10**6))
@@ -45,7 +48,7 @@ def make(kind, bucket_server, tmp_path, monkeypatch, request):
 
 @contextlib.contextmanager
 def watching(cloud, **words):
-  """One who watches."""
+  """Yields a watcher of the run, which is started if it is new."""
   book = EventLog("vit", open_storage(cloud.run.folder))
   with Watcher(cloud.run, book, **words) as watch:
     if not book.events:
@@ -53,8 +56,8 @@ def watching(cloud, **words):
     yield watch
 
 
-def watched(cloud, **words):
-  """The exit code of one who watches to the end. Never may two attempts be alive."""
+def watch_to_end(cloud, **words):
+  """Watches to the end, checks that two attempts are never alive, and returns the exit code."""
   with watching(cloud, **words) as watch:
     while watch.state.stage != OVER:
       watch.step()
@@ -70,15 +73,15 @@ def step_until(watch, condition, most=400):
   raise AssertionError(f"never: {watch.state}")
 
 
-def test_a_run_is_made_once_and_nothing_is_left(make):
+def test_run_is_created_once_and_removed_completely(make):
   cloud = make()
   cloud.crew(1)
-  assert watched(cloud) == errors.DONE
+  assert watch_to_end(cloud) == errors.DONE
   assert cloud.made() == ["vit-a1"] and not cloud.everything()
 
 
 @pytest.mark.long
-def test_1_it_is_written_down_before_it_is_asked_for(make):
+def test_attempt_is_recorded_before_it_is_requested(make):
   cloud = make()
   cloud.refuse(503)
   with watching(cloud) as watch:
@@ -87,25 +90,25 @@ def test_1_it_is_written_down_before_it_is_asked_for(make):
 
 
 @pytest.mark.long
-def test_1_what_cannot_be_deleted_ends_with_13_and_the_command(make, capsys):
+def test_failed_deletion_ends_with_exit_code_13_and_the_command(make, capsys):
   cloud = make()
   cloud.crew(1)
   cloud.keep()
-  assert watched(cloud) == errors.BILLING
+  assert watch_to_end(cloud) == errors.BILLING
   command, alternative = capsys.readouterr().out.split("vit-a1 may still be billed")[1].split("or with")
   assert "delete" in command and "vit-a1" in command and "python -m launch down vit" in alternative
   assert EventLog("vit").list_remaining() == [1]
 
 
-def test_1_a_lost_answer_makes_nothing_twice(make):
+def test_lost_response_does_not_create_a_second_attempt(make):
   cloud = make()
   cloud.crew(1)
   cloud.lose_answer()
-  assert watched(cloud) == errors.DONE and set(cloud.made()) == {"vit-a1"} and not cloud.everything()
+  assert watch_to_end(cloud) == errors.DONE and set(cloud.made()) == {"vit-a1"} and not cloud.everything()
 
 
 @pytest.mark.long
-def test_2_a_cloud_without_answers_changes_nothing(make):
+def test_cloud_without_responses_does_not_change_the_run(make):
   cloud = make()
   cloud.crew(1, steps=250)
   with watching(cloud) as watch:
@@ -117,7 +120,7 @@ def test_2_a_cloud_without_answers_changes_nothing(make):
 
 
 @pytest.mark.long
-def test_2_words_that_nobody_knows_are_waited_for(make):
+def test_unknown_states_are_waited_for(make):
   cloud = make()
   cloud.crew(1, steps=20)
   with watching(cloud) as watch:
@@ -129,14 +132,14 @@ def test_2_words_that_nobody_knows_are_waited_for(make):
 
 
 @pytest.mark.long
-def test_3_without_capacity_nothing_is_left(make):
+def test_run_without_capacity_leaves_no_resources(make):
   cloud = make()
   cloud.wait("vit-a1")
-  assert watched(cloud) == errors.NO_CAPACITY and not cloud.everything()
+  assert watch_to_end(cloud) == errors.NO_CAPACITY and not cloud.everything()
 
 
 @pytest.mark.long
-def test_3_what_lingers_stands_beside_a_new_name_and_is_named(make, capsys):
+def test_lingering_attempt_is_replaced_under_a_new_name_and_named(make, capsys):
   cloud = make()
   cloud.crew(1, steps=LONG)
   cloud.crew(2)
@@ -152,7 +155,7 @@ def test_3_what_lingers_stands_beside_a_new_name_and_is_named(make, capsys):
   assert "vit-a1 may still be billed" in capsys.readouterr().out and cloud.made() == ["vit-a1", "vit-a2"]
 
 
-def test_4_preemptions_cost_no_try(make):
+def test_preemptions_do_not_count_as_failures(make):
   cloud = make(max_failures=1)
   cloud.crew(1, steps=LONG) if isinstance(cloud, Queued) else cloud.crew(1, codes=((42,), (42,), (0,)))
   cloud.crew(2, steps=LONG)
@@ -171,10 +174,10 @@ def test_4_preemptions_cost_no_try(make):
 
 
 @pytest.mark.long
-def test_4_a_crash_loop_ends_after_three_tries_and_names_the_first_cause(make, capsys):
+def test_crash_loop_ends_after_three_tries_and_names_its_first_cause(make, capsys):
   cloud = make()
   cloud.crew(1, codes=((134, 1),))
-  assert watched(cloud) == errors.GAVE_UP
+  assert watch_to_end(cloud) == errors.GAVE_UP
   assert cloud.crews[0].tries == [1, 2, 3] and not cloud.everything()
   said = capsys.readouterr().out
   assert "w01" in said and "the log of 1" in said and cloud.made() == ["vit-a1"]
@@ -182,13 +185,13 @@ def test_4_a_crash_loop_ends_after_three_tries_and_names_the_first_cause(make, c
 
 @pytest.mark.long
 @pytest.mark.parametrize("code", [2, 44, 45])
-def test_4_an_end_that_another_try_would_repeat_is_the_end(make, code):
+def test_permanent_failure_is_not_tried_again(make, code):
   cloud = make()
   cloud.crew(1, codes=((134, code),))
-  assert watched(cloud) == code and cloud.crews[0].tries == [1] and not cloud.everything()
+  assert watch_to_end(cloud) == code and cloud.crews[0].tries == [1] and not cloud.everything()
 
 
-def test_8_another_goes_on_where_one_has_died(make):
+def test_another_watcher_continues_after_a_dead_one(make):
   cloud = make()
   cloud.crew(1, steps=30)
   book = EventLog("vit", open_storage(cloud.run.folder))
@@ -196,15 +199,15 @@ def test_8_another_goes_on_where_one_has_died(make):
   watch.begin(None)
   step_until(watch, cloud.crews[0].running.is_set)
   with pytest.raises(LeaseHeldError):
-    watched(cloud)
-  assert watched(cloud, force=True) == errors.DONE
+    watch_to_end(cloud)
+  assert watch_to_end(cloud, force=True) == errors.DONE
   assert cloud.made() == ["vit-a1"] and not cloud.everything()
   with pytest.raises(LeaseHeldError):
     watch.watch_to_end()
 
 
 @pytest.mark.long
-def test_10_a_name_that_is_another_runs_is_not_taken(make):
+def test_name_of_another_run_is_refused(make):
   cloud = make()
   cloud.crew(1, steps=LONG)
   with watching(cloud) as watch:
@@ -224,7 +227,7 @@ FAULTS = st.lists(
 @pytest.mark.long
 @settings(max_examples=settings.default.max_examples // 12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(FAULTS)
-def test_whatever_happens_all_that_was_made_is_deleted_or_named(make, faults):
+def test_all_created_machines_are_deleted_or_named_after_faults(make, faults):
   cloud = make(max_failures=2)
   steady = {"codes": ((1,),), "steps": 4} if "crash" in faults else {"steps": 6}
   for number in range(1, 9):
@@ -233,14 +236,14 @@ def test_whatever_happens_all_that_was_made_is_deleted_or_named(make, faults):
     cloud.lose_answer()
   with contextlib.suppress(LeaseHeldError):
     cause(cloud, faults)
-  code = watched(cloud, force=True) if EventLog("vit").open else EventLog("vit").last("end")["code"]
+  code = watch_to_end(cloud, force=True) if EventLog("vit").open else EventLog("vit").last("end")["code"]
   left = {f"vit-a{number}" for number in EventLog("vit").list_remaining()}
   assert cloud.states().keys() <= left
   assert not left or code == errors.BILLING
 
 
 def cause(cloud, faults):
-  """Faults, one after the other, while somebody watches."""
+  """Causes faults one after the other during a watch."""
   with watching(cloud) as watch:
     for fault in faults:
       name = f"vit-a{max(1, watch.state.attempt)}"

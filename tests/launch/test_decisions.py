@@ -1,4 +1,4 @@
-"""Decisions about a run, in a world whose time is ours. Scenarios have the numbers of the launcher's specification."""
+"""Tests of decisions about a run, in a simulated world with its own clock."""
 
 import dataclasses
 
@@ -12,61 +12,61 @@ from launch.states import OVER
 from tests.launch.world import World, run, running
 
 
-def ended(world):
-  """How it ended; nothing may be left."""
+def check_end(world):
+  """Checks that no machines are left, and returns the exit code of the run."""
   assert not world.live() and world.most <= 1
   return world.state.end[0]
 
 
-def test_a_run_that_meets_no_trouble_is_made_once_and_deleted():
+def test_run_without_faults_is_created_once_and_deleted():
   world = World(run()).watch_to_end()
-  assert ended(world) == errors.DONE and world.made == [1] and world.saved == 90 and not world.machines
+  assert check_end(world) == errors.DONE and world.made == [1] and world.saved == 90 and not world.machines
 
 
-def test_1_without_capacity_it_ends_with_its_own_code_and_nothing_is_left():
+def test_run_without_capacity_ends_with_its_own_code():
   world = World(run(), queue=1e9).watch_to_end()
-  assert ended(world) == errors.NO_CAPACITY and world.made == [1]
+  assert check_end(world) == errors.NO_CAPACITY and world.made == [1]
   assert run().limits.queue <= world.now - 1e9 < run().limits.queue + 200
 
 
-def test_1_with_several_zones_each_is_tried_once_and_never_two_at_once():
+def test_each_of_several_zones_is_tried_once():
   world = World(run(zones=("us-central1-a", "europe-west4-a")), queue=1e9).watch_to_end()
-  assert ended(world) == errors.NO_CAPACITY and world.made == [1, 2]
+  assert check_end(world) == errors.NO_CAPACITY and world.made == [1, 2]
 
 
-def test_3_an_answer_that_is_lost_makes_no_second_machine():
+def test_lost_response_does_not_create_a_second_machine():
   world = World(run())
   world.create_lost = 3
-  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1]
+  assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1]
 
 
-def test_4_a_cloud_that_gives_no_answer_changes_nothing():
+def test_cloud_without_responses_does_not_change_the_run():
   world = World(run()).until(running)
   world.look_fails = 2000
-  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1]
+  assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1]
 
 
-def test_5_a_worker_that_never_reports_is_named_and_the_machines_are_replaced():
+def test_workers_without_a_report_are_named_and_replaced():
   world = World(run(), boot=1e9)
   world.until(lambda w: len(w.made) == 2)
   assert "w00, w01, w02, w03: no report within" in world.said[1]
   world.boot = 0.0
-  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1, 2]
+  assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1, 2]
 
 
 @pytest.mark.parametrize("notice", [True, False])
-def test_6_7_preemption_costs_no_try(notice):
+def test_preemption_does_not_count_as_a_failure(notice):
   world = World(run(max_failures=1), total=2000)
   for number in range(1, 6):
     world.until(lambda w, number=number: len(w.made) == number and running(w))
     world.until(lambda w, number=number: w.saved >= 60 * number)
     world.preempt(notice)
     world.step()
-  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1, 2, 3, 4, 5, 6]
+  assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1, 2, 3, 4, 5, 6]
   assert world.state.failures == 0
 
 
-def test_pauses_between_attempts_grow_while_nothing_is_reached_and_have_a_bound():
+def test_pauses_between_attempts_without_progress_grow_to_a_limit():
   world, pauses = World(run(max_hours=500), total=10**9, boot=1e9), []
   for _ in range(8):
     world.until(lambda w: w.state.look == states.READY)
@@ -77,55 +77,55 @@ def test_pauses_between_attempts_grow_while_nothing_is_reached_and_have_a_bound(
   assert pauses == sorted(pauses) and pauses[-1] < 30 * 30 + 120 and pauses[4] > 4 * 30
 
 
-def test_9_a_host_that_is_cut_off_is_started_again_in_place():
+def test_unreachable_host_is_restarted_in_place():
   world = World(run(), total=3000).until(running)
   world.silent = {2}
   world.until(lambda w: w.state.try_ == 2)
   assert "no report of w02" in world.said[-1] and world.made == [1]
   world.silent = set()
-  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1]
+  assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1]
 
 
-def test_10_a_second_hang_on_the_same_machines_takes_others():
+def test_second_hang_on_the_same_machines_replaces_them():
   world = World(run(), crash={3: (43, 20)}, every=1, total=1000)
   world.until(lambda w: w.state.try_ == 2 or len(w.made) > 1)
   assert world.made == [1] and "w03 (h3) ended with 43" in world.said[-1]
   world.crash = {3: (43, 60)}
   world.until(lambda w: len(w.made) == 2)
   world.crash = {}
-  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1, 2]
+  assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1, 2]
 
 
 @pytest.mark.parametrize("code", [1, 42, 130])
-def test_11_a_crash_loop_ends_after_three_tries_and_names_its_first_cause(code):
+def test_crash_loop_ends_after_three_tries_and_names_its_first_cause(code):
   world = World(run(), crash={1: (code, 5)}).watch_to_end()
-  assert ended(world) == errors.GAVE_UP and world.made == [1]
+  assert check_end(world) == errors.GAVE_UP and world.made == [1]
   assert (
     "3 tries without a new checkpoint" in world.state.end[1] and f"w01 (h1) ended with {code}" in world.state.end[1]
   )
 
 
-def test_tries_that_go_on_from_later_checkpoints_fill_the_budget_again():
+def test_new_checkpoints_reset_the_count_of_failures():
   world = World(run(), total=3000)
   for step in range(100, 900, 100):
     world.crash = {0: (1, step)}
     world.until(lambda w, step=step: w.saved >= step - 40 and not running(w))
   world.crash = {}
-  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1]
+  assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1]
 
 
 @pytest.mark.parametrize("code", [2, 44, 45])
-def test_13_an_end_that_another_try_would_repeat_is_the_end(code):
+def test_permanent_failure_is_not_tried_again(code):
   world = World(run(), crash={2: (code, 30)}).watch_to_end()
-  assert ended(world) == code and world.made == [1] and world.state.try_ == 1
+  assert check_end(world) == code and world.made == [1] and world.state.try_ == 1
 
 
-def test_machines_are_kept_after_a_failure_where_that_is_asked_for():
+def test_machines_are_kept_after_a_failure_on_request():
   world = World(run(keep_on_fail=True), crash={2: (44, 30)}).watch_to_end()
   assert world.state.end[0] == 44 and world.live() == [1] and world.state.unverified == (1,) and world.state.kept
 
 
-def test_18_a_deletion_that_keeps_failing_ends_the_run():
+def test_ignored_deletions_end_the_run():
   world = World(run(), total=3000).until(running)
   world.preempt(False)
   world.delete_ignored = 10**6
@@ -133,7 +133,7 @@ def test_18_a_deletion_that_keeps_failing_ends_the_run():
   assert world.state.end[0] == errors.BILLING and world.made == [1] and world.state.unverified == (1,)
 
 
-def test_18_a_cloud_that_answers_no_deletion_is_an_end_of_its_own():
+def test_failing_deletions_end_the_run():
   world = World(run(), total=3000).until(running)
   world.preempt(False)
   world.delete_fails = 10**6
@@ -141,13 +141,13 @@ def test_18_a_cloud_that_answers_no_deletion_is_an_end_of_its_own():
   assert world.state.end[0] == errors.BILLING and world.made == [1] and world.state.unverified == (1,)
 
 
-def test_a_cloud_that_cannot_be_asked_for_anything_ends_the_run_when_the_queue_would():
+def test_failing_requests_end_the_run_at_the_queue_limit():
   world = World(run())
   world.create_fails = 10**6
-  assert ended(world.watch_to_end()) == errors.NO_CAPACITY and world.made == []
+  assert check_end(world.watch_to_end()) == errors.NO_CAPACITY and world.made == []
 
 
-def test_18_a_slow_deletion_is_reported_at_the_end():
+def test_slow_deletion_is_reported_at_the_end():
   world = World(run(), total=3000, removal=10**6).until(running)
   world.preempt(False)
   world.watch_to_end()
@@ -156,20 +156,20 @@ def test_18_a_slow_deletion_is_reported_at_the_end():
 
 
 @pytest.mark.parametrize("verb", ["create", "delete"])
-def test_what_a_cloud_does_not_do_is_asked_for_more_and_more_rarely(verb):
+def test_pauses_between_failing_requests_grow(verb):
   world = World(run(limits=spec.Limits(delete=7200.0)))
   setattr(world, f"{verb}_fails", 10**6)
   pauses = np.diff(world.watch_to_end().asked[verb])
   assert (pauses[:4] == [15, 30, 60, 120]).all() and (pauses[5:] == 300).all() and len(pauses) > 20
 
 
-def test_what_is_asked_for_again_is_made_as_soon_as_the_cloud_answers():
+def test_repeated_request_succeeds_once_the_cloud_responds():
   world = World(run())
   world.create_fails = 4
-  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1] and world.asked["create"][-1] - 1e9 == 225
+  assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1] and world.asked["create"][-1] - 1e9 == 225
 
 
-def test_24_a_node_that_is_repaired_goes_on_and_one_that_is_not_is_replaced():
+def test_repaired_node_continues_and_other_nodes_are_replaced():
   world = World(run(), total=3000).until(running)
   world.machines[1].state = states.REPAIRING
   rows = world.reports[1]
@@ -186,36 +186,38 @@ def test_24_a_node_that_is_repaired_goes_on_and_one_that_is_not_is_replaced():
   world.machines[1].state, world.silent = states.REPAIRING, {3}
   world.until(lambda w: len(w.made) == 2)
   world.silent = set()
-  assert ended(world.watch_to_end()) == errors.DONE and world.made == [1, 2]
+  assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1, 2]
 
 
-def test_a_run_that_is_stopped_keeps_its_machines_and_ends():
+def test_stopped_run_keeps_its_machines_and_ends():
   world = World(run(), total=3000).until(running)
   world.orders[1] = mailbox.Order(1, stop=True)
   world.watch_to_end()
   assert world.state.end[0] == errors.DETACHED and world.live() == [1] and world.state.kept
 
 
-def test_a_jobset_that_is_stopped_keeps_no_machines():
+def test_stopped_jobset_does_not_keep_machines():
   jobset = {"backend": "gke", "image": f"host/p/r/vit@sha256:{'0' * 64}", "project": "", "zones": ()}
   world = World(run(**jobset), total=3000)
   for _ in range(20):
     world.step()
   world.orders[1] = mailbox.Order(1, stop=True)
   world.watch_to_end()
-  assert ended(world) == errors.DETACHED and not world.machines
+  assert check_end(world) == errors.DETACHED and not world.machines
 
 
-def test_hours_are_of_all_attempts_together():
+def test_hours_of_all_attempts_are_added():
   world = World(run(max_hours=1.0), total=10**9)
   while world.state.stage != OVER:
     world.step()
     if running(world) and world.state.ready and world.now - world.state.ready > 1300:
       world.preempt(True)
-  assert ended(world) == errors.GAVE_UP and "--max-hours=1 are used up" in world.state.end[1] and len(world.made) == 3
+  assert (
+    check_end(world) == errors.GAVE_UP and "--max-hours=1 are used up" in world.state.end[1] and len(world.made) == 3
+  )
 
 
-def test_a_worker_whose_report_cannot_be_read_is_as_one_that_is_silent():
+def test_worker_with_an_unreadable_report_is_treated_as_silent():
   world = World(run(), total=10**6).until(running)
   before = world.now
   world.hidden = {3}
@@ -223,12 +225,12 @@ def test_a_worker_whose_report_cannot_be_read_is_as_one_that_is_silent():
   assert "no report of w03" in world.said[-1] and 180 <= world.now - before < 240 and world.made == [1]
 
 
-def test_a_refusal_of_the_cloud_is_an_end_with_its_words():
+def test_refusal_of_the_cloud_ends_the_run_with_its_message():
   world = World(run())
   world.step()
   world.machines[1].state, world.machines[1].detail = states.FAILED, "Quota 'TPUV3' exceeded"
   world.machines[1].code = errors.DENIED
-  assert ended(world.watch_to_end()) == errors.DENIED and "Quota" in world.state.end[1]
+  assert check_end(world.watch_to_end()) == errors.DENIED and "Quota" in world.state.end[1]
 
 
 FAULTS = ("look_fails", "create_fails", "create_lost", "delete_fails", "delete_ignored")
@@ -249,7 +251,7 @@ EVENTS = st.one_of(
 
 
 def cause(world, event, value):
-  """Makes trouble."""
+  """Causes an event."""
   if event == "wait":
     for _ in range(value):
       world.step()
@@ -272,7 +274,7 @@ def cause(world, event, value):
 
 
 @given(st.lists(EVENTS, max_size=25), st.booleans())
-def test_whatever_happens_all_that_was_made_is_deleted_or_named_and_two_never_live(events, keep):
+def test_all_machines_are_deleted_or_named_and_two_are_never_alive(events, keep):
   world = World(run(zones=("us-central1-a", "europe-west4-a"), keep_on_fail=keep, max_hours=60), total=2000)
   for event in events:
     cause(world, *event)

@@ -1,4 +1,4 @@
-"""The first command of the page on pods, executed as it is shown, with a smaller model in a clone of the repository."""
+"""Test of the first command of the page on pods, with a smaller model in a clone of the repository."""
 
 import json
 import os
@@ -28,8 +28,8 @@ def clone(tmp_path):
   return repositories.made(tmp_path / "clone", {".gitignore": "__pycache__/\nruns/\n"})
 
 
-def executed(words, clone, **variables):
-  """Runs a command in the clone, as a user would."""
+def run_command(words, clone, **variables):
+  """Runs a command in the clone, as a user does."""
   flags = re.sub(r"device_count=\d+", "device_count=1", os.environ["XLA_FLAGS"])
   environment = os.environ | {"XLA_FLAGS": flags, "XDG_STATE_HOME": str(clone.parent / "state")} | variables
   environment.pop("PYTHONPATH", None)
@@ -39,19 +39,19 @@ def executed(words, clone, **variables):
 
 
 @pytest.mark.long
-def test_d4_the_first_command_of_the_page_trains_in_a_relative_workdir(clone):
+def test_first_command_of_the_page_trains_in_a_relative_workdir(clone):
   prepare_dataset("digits")
   page = (ROOT / "docs/guides/tpu-vms.md").read_text().replace("\\\n", " ")
   (command,) = re.findall(r"^python (-m launch run try .*)$", page, re.MULTILINE)
   words = shlex.split(command)
   assert words[-1] == "--workdir=runs/try"
-  # Launch itself waits between two looks, which would take most of the time.
+  # Shorter pauses between two looks of the launcher. The default pauses would take most of the time.
   words[words.index("--") : words.index("--")] = ["--limit=poll=1s", "--limit=beat=1s"]
   words += [f"--config.{key}={text}" for key, text in (runs.SMALL | {"total": "2", "evals.test.every": "2"}).items()]
-  done = executed(words, clone)
+  done = run_command(words, clone)
   assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
   assert "Traceback" not in done.stdout + done.stderr
   assert json.loads((clone / "runs/try/result.json").read_text())["steps"] == 2
   assert (clone / "runs/try/launch/journal.jsonl").exists()
-  printed = executed(["-m", "launch", "ls"], clone)
+  printed = run_command(["-m", "launch", "ls"], clone)
   assert printed.returncode == 0 and "try-a1" not in printed.stdout, printed.stdout + printed.stderr

@@ -1,4 +1,4 @@
-"""A dry run prints the commands that the engine executes, as a script of the shell."""
+"""Tests that a dry run prints the commands of the engine as a shell script."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ PRESENT = {key: f'*" describe "*|*" get "*) cat "{{folder}}/item";; {text}' for 
 
 
 class Recorder:
-  """Programs that record their arguments, and answer that the attempt is absent or present."""
+  """Programs that record their arguments, and report that the attempt is absent or present."""
 
   def __init__(self, folder, monkeypatch):
     self.folder = folder
@@ -38,14 +38,14 @@ class Recorder:
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
   def answer(self, cases):
-    """Sets what the programs answer from now on."""
+    """Sets the next responses of the programs."""
     for name, text in cases.items():
       file = self.folder / "bin" / name
       file.write_text(RECORD.format(folder=self.folder, name=name, cases=text.format(folder=self.folder)))
       file.chmod(0o755)
 
   def calls(self):
-    """Returns the calls since the last time: a set of argument lists."""
+    """Returns the calls since the last use as a set of argument lists."""
     found = set()
     for log in self.folder.glob("*.calls"):
       found |= {(log.stem, *call.split("\0")[:-1]) for call in log.read_text().split("\1\0")[:-1]}
@@ -54,7 +54,7 @@ class Recorder:
 
 
 def item(run):
-  """Returns an attempt as the service describes it: what has the labels of the run."""
+  """Returns an attempt as the service describes it, with the labels of the run."""
   if run.backend == "gke":
     metadata = {"name": "vit-b16-a1", "uid": "u", "labels": run.labels(1) | {"vitjax-expires": "9"}}
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata}
@@ -73,7 +73,7 @@ VERBS = {"qr": {"create", "describe", "delete"}, "gke": {"create", "get", "delet
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_printed_commands_are_those_that_are_executed(name, tmp_path, monkeypatch):
+def test_printed_commands_include_the_executed_commands(name, tmp_path, monkeypatch):
   recorder, changes = Recorder(tmp_path, monkeypatch), dict(RUNS[name])
   run = launches.run(changes.pop("backend", name), **changes)
   (tmp_path / "item").write_text(json.dumps(item(run)))
@@ -98,7 +98,7 @@ def test_the_printed_commands_are_those_that_are_executed(name, tmp_path, monkey
     assert (tmp_path / "startup.sh").read_text() == qr.make_startup_script(run, 1, "0" * 64, 1_795_300_000)
 
 
-def test_a_dry_run_of_this_machine_starts_looks_and_stops(tmp_path, monkeypatch):
+def test_local_dry_run_starts_looks_and_stops(tmp_path, monkeypatch):
   run = launches.run(workdir=f"{tmp_path}/a b/$HOME")
   monkeypatch.setenv("SHELL", "/bin/true")
   script = make_engine(run).commands(2, 1_795_300_000).script

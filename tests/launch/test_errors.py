@@ -1,6 +1,7 @@
-"""The exit codes of `launch`: one number each, none that means something else where training ends with it.
+"""Tests of the exit codes of `launch`, and of the page that explains them.
 
-And the page that explains them, whose commands the real gcloud and our own parsers must understand.
+The codes are unique and do not contradict the exit codes of training. The real gcloud and the parsers of `launch` must
+accept the commands of the page.
 """
 
 import ast
@@ -23,27 +24,27 @@ NAMES = {name: value for name, value in vars(errors).items() if name.isupper() a
 del NAMES["LOOKS"]  # the only number that is not an exit code
 
 
-def test_every_exit_code_is_unique_and_has_a_line_of_advice():
+def test_exit_codes_are_unique_and_have_advice():
   assert len(set(NAMES.values())) == len(NAMES)
   assert set(errors.EXITS) == set(NAMES.values()) - {errors.BUG}
   assert all(meaning and action for meaning, action in errors.EXITS.values())
 
 
-def test_codes_of_the_program_keep_their_meaning():
-  # 0 is done, 1 a bug, 2 a mistake, after 42 the run goes on or can, 130 is Ctrl-C, wherever it comes from.
+def test_exit_codes_of_training_keep_their_meaning():
+  # 0 is success, 1 a bug, 2 a user error, 42 a run that continues or can continue, and 130 is Ctrl-C.
   assert set(NAMES.values()) & set(runtime.EXITS) == {
     *(errors.DONE, errors.BUG, errors.USAGE, errors.DETACHED, errors.INTERRUPTED)
   }
   assert "mistake" in errors.EXITS[errors.USAGE][0] and "mistake" in runtime.EXITS[errors.USAGE][0]
 
 
-def test_an_error_is_its_message_and_a_code():
+def test_error_has_a_message_and_a_code():
   assert errors.LaunchError("a typo").code == errors.USAGE
   assert errors.LaunchError("no quota", errors.DENIED).code == errors.DENIED
   assert str(errors.LaunchError("a typo")) == "a typo"
 
 
-def test_the_page_lists_codes_of_the_contract():
+def test_page_lists_defined_exit_codes():
   rows = re.findall(r"^\| (\d+) \| (.+) \|$", AFTERWARDS, re.MULTILINE)
   assert len(rows) > 5
   for code, meaning in rows:
@@ -51,7 +52,7 @@ def test_the_page_lists_codes_of_the_contract():
 
 
 def literals(file):
-  """(line, text) of the strings of a file that are not its documentation."""
+  """Yields (line, text) of the strings in a file that are not docstrings."""
   tree = ast.parse(file.read_text())
   documented = (ast.Module, ast.FunctionDef, ast.ClassDef)
   alone = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented)
@@ -61,7 +62,7 @@ def literals(file):
       yield node.lineno, node.value
 
 
-def test_a_command_is_written_as_it_is_typed():
+def test_commands_in_messages_and_pages_are_complete():
   command = re.compile(rf"(?<!python -m )(?<![\w./-])launch (?:{'|'.join(flags.VERBS)})\b")
   files = sorted(pathlib.Path(errors.__file__).parent.rglob("*.py"))
   found = [f"{file.name}:{line}: {text}" for file in files for line, text in literals(file) if command.search(text)]
@@ -69,19 +70,19 @@ def test_a_command_is_written_as_it_is_typed():
   assert [each for each in re.findall("`[^`]*`", PAGE + AFTERWARDS) if command.search(each)] == []
 
 
-def test_the_page_is_one_page():
+def test_page_is_short():
   assert len(PAGE.splitlines()) < 150
 
 
 def commands():
-  """The lines of the page's shell blocks, with variables for what they stand for."""
+  """Returns the lines of the page's shell blocks, with values for the variables."""
   text = "\n".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)).replace("\\\n", " ")
   values = {"P": "my-project", "ME": "user:me@example.com", "R": "us-central1", "B": "my-bucket", "Z": "us-central1-a",
             "SA": "vit@my-project.iam.gserviceaccount.com"}  # fmt: skip
   return re.sub(r"\$(\w+)", lambda match: values[match[1]], text)
 
 
-def test_the_run_of_the_page_is_one_that_launch_takes():
+def test_run_of_the_page_is_valid():
   (words,) = re.findall(r"^run=\((.*?)\)$", commands(), re.DOTALL | re.MULTILINE)
   run = flags.build_run(*flags.parse_flags(["run", *shlex.split(words)]))
   assert (run.backend, run.workers, run.workdir) == ("qr", 4, "gs://my-bucket/runs/vit-s16")
@@ -91,7 +92,7 @@ def test_the_run_of_the_page_is_one_that_launch_takes():
 
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
-def test_gcloud_understands_every_command_of_the_page(tmp_path):
+def test_gcloud_accepts_every_command_of_the_page(tmp_path):
   lines = [line.partition("#")[0].strip() for line in commands().splitlines() if line.startswith("gcloud ")]
   every = [part for line in lines for part in line.split(" && ")]
   assert len(every) > 20

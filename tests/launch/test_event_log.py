@@ -1,4 +1,4 @@
-"""What was done is on the disk before it is done, and whoever reads the last line can go on."""
+"""Tests of the event log, which records each action before it happens, so that another watcher can continue."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ def home(tmp_path, monkeypatch):
 STATE = State(attempt=3, try_=2, stage=WATCHING, since=5.5, unverified=(1,), end=(13, "why"))
 
 
-def test_what_is_appended_is_read_again_with_the_state_and_the_run():
+def test_appended_events_are_read_with_the_state_and_the_run():
   book = EventLog("vit")
   book.append("run", State(), run=run().dumps(), sha="ab")
   book.append("intent", STATE, location="europe-west4-a")
@@ -31,7 +31,7 @@ def test_what_is_appended_is_read_again_with_the_state_and_the_run():
   assert [event["number"] for event in again.events] == [0, 1] and again.open and event_log.list_runs() == ["vit"]
 
 
-def test_attempts_that_were_to_be_made_remain_until_they_are_seen_to_be_gone():
+def test_requested_attempts_remain_until_their_deletion_is_observed():
   book = EventLog("vit")
   for attempt in (1, 2, 3):
     book.append("intent", dataclasses.replace(STATE, attempt=attempt))
@@ -42,7 +42,7 @@ def test_attempts_that_were_to_be_made_remain_until_they_are_seen_to_be_gone():
 
 
 @pytest.mark.parametrize("torn", [b'{"number": 2, "ti', b"\xff\xfe\x00", b"[]", b"{}", b"nul\n" + b"x" * 1000])
-def test_an_incomplete_line_is_ignored_and_replaced(torn):
+def test_incomplete_line_is_ignored_and_replaced(torn):
   book = EventLog("vit")
   book.append("run", State(), run=run().dumps())
   path = event_log.get_log_directory() / "vit.jsonl"
@@ -54,7 +54,7 @@ def test_an_incomplete_line_is_ignored_and_replaced(torn):
   assert [event["event"] for event in EventLog("vit").events] == ["run", "intent"]
 
 
-def test_the_copy_in_the_runs_folder_is_gone_on_with_by_another_machine(tmp_path, monkeypatch):
+def test_another_machine_continues_the_copy_in_the_run_directory(tmp_path, monkeypatch):
   folder = storage.open_storage(str(tmp_path / "run"))
   book = EventLog("vit", folder)
   book.append("run", State(), run=run().dumps())
@@ -70,7 +70,7 @@ def test_the_copy_in_the_runs_folder_is_gone_on_with_by_another_machine(tmp_path
 
 
 class Away(storage.Disk):
-  """A folder that does not answer while `away`."""
+  """A folder that does not respond if `away` is True."""
 
   away = True
 
@@ -80,7 +80,7 @@ class Away(storage.Disk):
     return super().write(*arguments)
 
 
-def test_a_folder_that_is_away_delays_the_copy_and_no_event(tmp_path, capsys):
+def test_unreachable_folder_delays_only_the_copy(tmp_path, capsys):
   folder = Away(str(tmp_path))
   book = EventLog("vit", folder)
   book.append("run", State(), run=run().dumps())
@@ -90,7 +90,7 @@ def test_a_folder_that_is_away_delays_the_copy_and_no_event(tmp_path, capsys):
   assert len(folder.read(event_log.COPY).content.splitlines()) == 2
 
 
-def test_what_cannot_be_written_down_is_an_error_before_anything_is_made(tmp_path, monkeypatch):
+def test_failed_record_is_an_error_before_a_machine_is_created(tmp_path, monkeypatch):
   (tmp_path / "file").write_text("")
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
   with pytest.raises(LaunchError, match="machines are created only after they are recorded"):
@@ -101,7 +101,7 @@ FULL = LaunchError("vit.jsonl: No space left on device")
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_full_disk_is_said_once_and_holds_up_nothing_but_what_would_be_made(tmp_path, monkeypatch, capsys, torn):
+def test_full_disk_is_reported_once_and_blocks_only_new_machines(tmp_path, monkeypatch, capsys, torn):
   folder = storage.open_storage(str(tmp_path / "run"))
   book, path = EventLog("vit", folder), event_log.get_log_directory() / "vit.jsonl"
   book.append("run", State(), run=run().dumps())
@@ -130,17 +130,17 @@ def test_a_full_disk_is_said_once_and_holds_up_nothing_but_what_would_be_made(tm
   assert event_log.parse_events(path.read_bytes()) == again.events and len(again.events) == 6
 
 
-def test_who_reads_a_journal_does_not_write_to_it(monkeypatch):
+def test_reading_an_event_log_does_not_change_it(monkeypatch):
   book = EventLog("vit")
   book.append("run", State(), run=run().dumps())
   path = event_log.get_log_directory() / "vit.jsonl"
-  path.write_bytes(path.read_bytes() + b'{"number"')  # half of what another is writing now
+  path.write_bytes(path.read_bytes() + b'{"number"')  # an incomplete line of another writer
   before = path.read_bytes()
   assert EventLog("vit").events == book.events and path.read_bytes() == before
 
 
 @pytest.mark.parametrize("event", ["ready", "end"])
-def test_a_workdir_that_another_run_has_is_refused_by_its_name_until_that_is_over(tmp_path, event):
+def test_workdir_of_another_unfinished_run_is_refused(tmp_path, event):
   folder = storage.open_storage(str(tmp_path / "w"))
   first = EventLog("first", folder)
   first.append("run", State(), run=dataclasses.replace(run(), name="first").dumps())
@@ -157,13 +157,13 @@ def test_a_workdir_that_another_run_has_is_refused_by_its_name_until_that_is_ove
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "-a", "a" * 99, "a\n"])
-def test_names_that_are_none_reach_no_file(name):
+def test_invalid_names_are_refused(name):
   with pytest.raises(LaunchError, match="is not allowed"):
     EventLog(name)
 
 
 @pytest.mark.parametrize(("key", "value"), [("colour", "red"), ("attempt", "x"), ("expires", 1e300), ("end", [1])])
-def test_g12_unknown_fields_of_a_state_are_ignored(key, value):
+def test_unknown_fields_are_ignored_and_invalid_values_are_errors(key, value):
   book = EventLog("vit")
   book.append("run", State(), run=run().dumps())
   path = event_log.get_log_directory() / "vit.jsonl"
@@ -177,32 +177,30 @@ def test_g12_unknown_fields_of_a_state_are_ignored(key, value):
     _ = EventLog("vit").state
 
 
-def test_a_run_that_is_unknown_here_says_where_to_look():
+def test_unknown_run_is_reported():
   with pytest.raises(LaunchError, match="this machine has no such run"):
     _ = EventLog("vit").run
 
 
 @pytest.mark.parametrize("clock", [-600.0, 0.0, 86400.0])
 @pytest.mark.parametrize(("age", "least", "most"), [(0, 230, 240), (100, 130, 141), (300, 0, 0)])
-def test_how_long_a_request_is_waited_for_follows_from_the_folders_clock(
-  tmp_path, monkeypatch, clock, age, least, most
-):
+def test_settling_time_of_a_request_follows_the_folders_clock(tmp_path, monkeypatch, clock, age, least, most):
   folder, now = storage.open_storage(str(tmp_path / "run")), time.time()
   with monkeypatch.context() as patch:
     patch.setattr(time, "time", lambda: now + clock)
     book = EventLog("vit", folder)
-    for event in ("intent", "intent"):  # asked for again
+    for event in ("intent", "intent"):  # a repeated request
       book.append(event, STATE)
   os.utime(tmp_path / "run" / event_log.COPY, (now - age, now - age))
   other = EventLog("vit", folder)
   other.take_over()
   assert least <= other.get_settling_seconds() <= most and (not other.get_settling_seconds(3)) == (most == 0)
   following = EventLog("vit", folder)
-  following.take_over()  # what was waited for is not waited for again
+  following.take_over()  # a second watcher does not wait again
   assert (following.get_settling_seconds() == 0) == (most == 0)
 
 
-def test_what_is_absent_stays_so_once_no_request_can_be_on_its_way(monkeypatch):
+def test_absent_attempt_is_settled_if_no_request_is_pending(monkeypatch):
   book = EventLog("vit")
   book.append("intent", STATE)
   assert book.get_settling_seconds(3)

@@ -1,4 +1,4 @@
-"""What real workers do with small programs: start together, obey, stop, notice what stands still, and end."""
+"""Tests of real workers with small programs: common start, orders, stops, hangs and ends."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.launch.workers import LIMITS, Lab, kill, zombies
 
 pytestmark = pytest.mark.heavy
 WAIT = "import threading\nthreading.Event().wait(60)\n"
-# Says how often it was asked, and ends by the contract.
+# Prints a line for each SIGTERM and ends with exit code 42.
 POLITE = """
 def asked(number, _):
   print("asked", flush=True)
@@ -25,7 +25,7 @@ time.sleep(60)
 
 
 @pytest.mark.long
-def test_the_first_try_starts_without_an_order_and_all_have_one_coordinator(tmp_path):
+def test_first_try_starts_without_an_order_with_one_coordinator(tmp_path):
   with Lab(tmp_path, processes=3, env={"JOB_A": "b c"}) as lab:
     lab.environment |= {"MEGASCALE_SLICE_ID": "7", "VITJAX_DEVICES": "9", "http_proxy": "x", "TPU_NAME": "old",
                         "JAX_COORDINATOR_PORT": "1"}  # fmt: skip
@@ -42,7 +42,7 @@ def test_the_first_try_starts_without_an_order_and_all_have_one_coordinator(tmp_
     assert variables[0]["JOB_A"] == "b c"
 
 
-def test_nothing_starts_until_all_are_ready_and_an_order_starts_the_next_try(tmp_path):
+def test_programs_start_if_all_workers_are_ready_and_restart_on_an_order(tmp_path):
   with Lab(tmp_path, "sys.exit(3)", processes=2) as lab:
     lab.start(worker=0)
     lab.wait(mailbox.READY)
@@ -53,7 +53,7 @@ def test_nothing_starts_until_all_are_ready_and_an_order_starts_the_next_try(tmp
     assert (first.exit, first.try_) == (3, 1)
     lab.wait(mailbox.EXITED, 1)
     time.sleep(0.4)
-    assert lab.report() == lab.report() and lab.report().phase == mailbox.EXITED  # it stays, without an order
+    assert lab.report() == lab.report() and lab.report().phase == mailbox.EXITED  # it stays without an order
     lab.mailbox.write_order(mailbox.Order(3))
     second, _ = (
       lab.wait(lambda report: (report.phase, report.try_) == (mailbox.EXITED, 3), number) for number in (0, 1)
@@ -64,7 +64,7 @@ def test_nothing_starts_until_all_are_ready_and_an_order_starts_the_next_try(tmp
 
 
 @pytest.mark.long
-def test_a_higher_try_stops_what_runs_with_one_sigterm(tmp_path):
+def test_higher_try_stops_the_program_with_one_sigterm(tmp_path):
   with Lab(tmp_path, "if os.path.exists(sys.argv[1]): sys.exit(0)\n" + POLITE, args=(str(tmp_path / "a"),)) as lab:
     lab.start()
     lab.wait(lambda _: "waits" in lab.text())
@@ -76,7 +76,7 @@ def test_a_higher_try_stops_what_runs_with_one_sigterm(tmp_path):
     assert "try 1 ended with 42: try 2 is ordered" in lab.text()
 
 
-def test_a_stop_is_a_sigterm_and_then_all_of_the_group_is_killed(tmp_path):
+def test_stop_sends_sigterm_and_then_kills_the_whole_group(tmp_path):
   code = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(["sleep", "600"])
@@ -95,7 +95,9 @@ time.sleep(60)
     report = lab.wait(mailbox.EXITED)
     assert report.exit == 137 and "stopped on request" in report.detail and "limits.grace" in report.detail
     assert not lab.programs() and not zombies()
-    assert not os.path.exists(f"/proc/{(tmp_path / 'away').read_text().strip()}")  # without our variables, and away
+    assert not os.path.exists(
+      f"/proc/{(tmp_path / 'away').read_text().strip()}"
+    )  # a process without the variables of the worker, which also ended
     time.sleep(0.3)
     assert worker.poll() is None and lab.report().phase == mailbox.EXITED  # until the next order, or limits.idle
     lab.mailbox.write_order(mailbox.Order(2))
@@ -103,7 +105,7 @@ time.sleep(60)
 
 
 @pytest.mark.long
-def test_a_sigterm_to_the_worker_reaches_the_program_once(tmp_path):
+def test_sigterm_to_the_worker_reaches_the_program_once(tmp_path):
   with Lab(tmp_path, POLITE) as lab:
     worker = lab.start()
     lab.wait(lambda _: "waits" in lab.text())
@@ -115,7 +117,7 @@ def test_a_sigterm_to_the_worker_reaches_the_program_once(tmp_path):
     assert (report.phase, report.exit, report.asked) == (mailbox.EXITED, 42, True)
     assert "SIGTERM to the worker" in report.detail
     assert lab.text().count("asked") == 1
-    lab.start()  # the machine is there again
+    lab.start()  # the machine has returned
     again = lab.wait(mailbox.READY)
     assert again.try_ == 2 and not again.asked
     time.sleep(0.5)
@@ -126,7 +128,7 @@ def test_a_sigterm_to_the_worker_reaches_the_program_once(tmp_path):
 
 
 @pytest.mark.long
-def test_the_program_of_a_killed_worker_ends(tmp_path):
+def test_program_of_a_killed_worker_ends(tmp_path):
   with Lab(tmp_path, "subprocess.Popen(['sleep', '600']); print('waits', flush=True)\n" + WAIT) as lab:
     worker = lab.start()
     lab.wait(lambda _: "waits" in lab.text())
@@ -135,14 +137,14 @@ def test_the_program_of_a_killed_worker_ends(tmp_path):
     lab.wait(lambda _: int((unit / "log.sent").read_text() or 0) == (unit / "log").stat().st_size)
     kill(worker)
     lab.wait(lambda _: len(lab.programs()) == 1)
-    lab.storage.delete("a1/w00.json")  # the machine's own note is enough
+    lab.storage.delete("a1/w00.json")  # the local record of the machine is enough
     lab.start()
     assert lab.wait(mailbox.READY).try_ == 2
     assert not lab.programs()
-    assert lab.text().count("try 1 of vit-a1") == 1  # no piece twice
+    assert lab.text().count("try 1 of vit-a1") == 1  # pieces are not sent twice
 
 
-def test_no_progress_ends_in_stacks_and_43(tmp_path):
+def test_hanging_program_ends_with_its_stack_and_exit_code_43(tmp_path):
   code = """
 import faulthandler
 faulthandler.register(signal.SIGUSR2)
@@ -163,14 +165,14 @@ stuck()
 
 
 @pytest.mark.long
-def test_a_device_that_is_held_is_named(tmp_path):
+def test_held_device_is_named(tmp_path):
   with Lab(tmp_path, "print('/dev/accel0 is held by process 77 (python x)', flush=True); sys.exit(43)") as lab:
     lab.start()
     report = lab.wait(mailbox.EXITED)
     assert (report.exit, report.detail) == (43, "/dev/accel0 is held by process 77 (python x)")
 
 
-def test_arguments_arrive_byte_for_byte(tmp_path):
+def test_arguments_arrive_unchanged(tmp_path):
   args = ("--x=$(touch /tmp/no)", "'; rm -rf ~", '"', "a\nb\r\tc", "", "-", "--", "ä→\U0001f600", "\udcff", "\\", "*")
   with Lab(tmp_path, args=args) as lab:
     lab.start(LC_ALL="C", LANG=None)
@@ -178,7 +180,7 @@ def test_arguments_arrive_byte_for_byte(tmp_path):
     assert json.loads(lab.said("argv")[0]) == [*args]
 
 
-def test_secrets_are_in_the_program_and_nowhere_else(tmp_path):
+def test_secrets_reach_only_the_program(tmp_path):
   secret, short = "hunter2-and-more", "abc"
   (tmp_path / "secret").write_text(f"{secret}\n")
   (tmp_path / "short").write_text(short)
@@ -205,7 +207,7 @@ sys.exit(43)
 
 
 @pytest.mark.long
-def test_a_worker_ends_itself_when_its_time_is_over_and_when_nobody_orders(tmp_path):
+def test_worker_ends_at_its_time_limit_and_idle_limit(tmp_path):
   with Lab(tmp_path, POLITE, expires=4) as lab:
     worker = lab.start()
     report = lab.wait(mailbox.ENDED)
@@ -219,7 +221,7 @@ def test_a_worker_ends_itself_when_its_time_is_over_and_when_nobody_orders(tmp_p
 
 
 @pytest.mark.long
-def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_path):
+def test_worker_of_a_jobset_ends_with_the_code_of_its_program(tmp_path):
   image = "h/p/r/v@sha256:" + "0" * 64
   values = {"backend": "gke", "tpu": "v6e-8", "image": image, "workdir": "gs://bkt/x"}
   run = spec.check_and_complete(spec.Run("vit", module="job", args=("4",), limits=LIMITS, **values))
@@ -237,7 +239,7 @@ def test_a_jobset_restarts_so_the_worker_ends_with_the_code_of_its_program(tmp_p
     assert variables["TPU_WORKER_ID"] == "0" and variables["VITJAX_DEVICES"] == "8"
     assert variables["VITJAX_COORDINATOR"].rpartition(":")[2] in map(str, range(8476, 8483))
     (tmp_path / "by-itself").touch()
-    assert lab.start("--restart=3", engine="gke").wait(20) == 1  # 42 would start it again for nothing, for ever
+    assert lab.start("--restart=3", engine="gke").wait(20) == 1  # 42 would restart the JobSet without end
     assert (lab.report().exit, lab.report().asked) == (42, False)
     lab.mailbox.write_order(mailbox.Order(1, stop=True))
-    assert lab.start("--restart=4", engine="gke").wait(20) == 2  # after which it is not started again
+    assert lab.start("--restart=4", engine="gke").wait(20) == 2  # after exit code 2, the JobSet does not restart

@@ -1,4 +1,4 @@
-"""Defects that were found from outside, each with its row: queues, clocks, health, quota, interruptions and trust."""
+"""Tests of former defects of the launcher: queues, trust in the bucket, clocks, and deletions by other machines."""
 
 import dataclasses
 import json
@@ -30,29 +30,29 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def here(tmp_path):
-  """A run of this machine."""
+  """A run on this machine."""
   folder = str(tmp_path / "run")
   return spec.check_and_complete(
     spec.Run("vit", "local", "train", (f"--workdir={folder}",), folder, processes=2, limits=LIMITS)
   )
 
 
-# G1.
+# Time in the queue.
 
 
-def test_g1_time_in_the_queue_is_no_machine_time():
+def test_time_in_the_queue_is_not_machine_time():
   world = World(run(max_hours=4), total=1000, queue=5.9 * HOUR).watch_to_end()
   assert world.state.end[0] == errors.DONE and world.made == [1] and "expired" not in world.notes
 
 
-def test_g1_the_clock_of_an_attempt_starts_when_it_is_ready():
+def test_time_limit_of_an_attempt_starts_when_it_is_ready():
   world = World(run(max_hours=4), total=10**9, queue=5 * HOUR).until(lambda w: w.state.ready > 0)
   assert world.state.expires == world.state.ready + 4 * HOUR
   world.watch_to_end()
   assert world.state.end[0] == errors.GAVE_UP and 4 * HOUR <= world.state.used <= 4.1 * HOUR
 
 
-def test_g1_what_waits_in_the_queue_has_not_expired():
+def test_queued_attempt_has_not_expired():
   world = World(run(max_hours=4), queue=5.9 * HOUR).until(lambda w: w.state.look == states.QUEUED)
   label, born = int(world.state.expires), world.now
   waiting = states.Resource("vit-a1", "z", "vit", "alice", 1, states.QUEUED, expires=label)
@@ -61,7 +61,7 @@ def test_g1_what_waits_in_the_queue_has_not_expired():
   assert removal.find_removal_reason(waiting, RunFacts(world.state, True, False, born + 11 * HOUR)) == EXPIRED
 
 
-def test_g1_workers_that_waited_have_their_whole_time(tmp_path):
+def test_waiting_workers_keep_their_whole_time(tmp_path):
   files = mailbox.Mailbox(open_storage(str(tmp_path)), 1)
   assert files.begin(5000.0) == 5000.0
   assert [files.begin(now) for now in (5000.0, 9000.0, 4000.0)] == [5000.0, 5000.0, 4000.0]
@@ -70,11 +70,11 @@ def test_g1_workers_that_waited_have_their_whole_time(tmp_path):
     files.begin(1.0)
 
 
-# G2.
+# Trust in the files of the run's directory.
 
 
-def forged(book, **changes):
-  """Writes a longer journal into the run's directory, as anybody who may write there can."""
+def forge_event_log(book, **changes):
+  """Writes a longer event log to the run's directory, as each user with write access can."""
   lines = [dict(event) for event in book.events]
   asked = dataclasses.replace(book.run, **changes).dumps()
   line = {**lines[-1], "event": "run", "run": asked, "sha": "e" * 64}
@@ -83,7 +83,7 @@ def forged(book, **changes):
   )
 
 
-def begun(here):
+def begin_run(here):
   book = EventLog("vit", open_storage(here.folder))
   book.append("run", State(), run=here.dumps(), sha="c" * 64)
   book.append("intent", State(attempt=1, try_=1, stage=WATCHING))
@@ -95,8 +95,8 @@ CHANGES = [{"module": "evil"}, {"args": ("--evil",)}, {"python": "/bin/evil"}, {
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_g2_a_longer_journal_of_the_bucket_decides_nothing_that_is_executed_here(here, change, capsys):
-  forged(begun(here), **change)
+def test_longer_event_log_in_the_bucket_does_not_change_the_program(here, change, capsys):
+  forge_event_log(begin_run(here), **change)
   book = commands.open_event_log("vit")
   assert book.run == here and book.code == "c" * 64 and book.unconfirmed != here
   assert EventLog("vit").run == here and len(EventLog("vit").events) == 3
@@ -110,8 +110,8 @@ def test_g2_a_longer_journal_of_the_bucket_decides_nothing_that_is_executed_here
     assert not cloud.made
 
 
-def test_g2_a_run_that_only_the_bucket_describes_is_shown_and_confirmed(here, tmp_path, monkeypatch, capsys):
-  begun(here)
+def test_run_described_only_in_the_bucket_requires_confirmation(here, tmp_path, monkeypatch, capsys):
+  begin_run(here)
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
   book = commands.open_event_log("vit", here.workdir)
   with pytest.raises(LaunchError, match="--yes"):
@@ -123,8 +123,8 @@ def test_g2_a_run_that_only_the_bucket_describes_is_shown_and_confirmed(here, tm
   assert commands.confirm_run(book, yes=True).unconfirmed is None and EventLog("vit").run == here
 
 
-def test_g2_another_machine_that_goes_on_with_the_same_run_needs_no_question(here):
-  book = begun(here)
+def test_same_run_on_another_machine_requires_no_confirmation(here):
+  book = begin_run(here)
   other = EventLog("vit", open_storage(here.folder))
   other.append("ready", State(attempt=1, try_=1, stage=WATCHING, ready=1.0))
   book.read()
@@ -132,8 +132,8 @@ def test_g2_another_machine_that_goes_on_with_the_same_run_needs_no_question(her
 
 
 @pytest.mark.heavy
-def test_g2_a_worker_executes_only_the_run_that_this_machine_started(here, tmp_path):
-  begun(here)
+def test_worker_executes_only_the_run_started_on_this_machine(here, tmp_path):
+  begin_run(here)
   files = mailbox.Mailbox(open_storage(here.folder), 1)
   attempt = mailbox.Attempt(here, 1, "c" * 64, 2_000_000_000)
   assert event_log.compute_proof(here) == attempt.proof
@@ -149,10 +149,10 @@ def test_g2_a_worker_executes_only_the_run_that_this_machine_started(here, tmp_p
   assert files.attempt().proof != attempt.proof
 
 
-# G3.
+# Clocks.
 
 
-def test_g3_deadlines_follow_the_clock_of_the_runs_directory(here, monkeypatch, capsys):
+def test_deadlines_follow_the_clock_of_the_runs_directory(here, monkeypatch, capsys):
   store = open_storage(here.folder)
   store.write("x", b"")
   before, true = store.clock.now(), time.time()
@@ -165,14 +165,14 @@ def test_g3_deadlines_follow_the_clock_of_the_runs_directory(here, monkeypatch, 
   assert all(abs(event["time"] - true) < 60 for event in EventLog("vit").events)
 
 
-def test_g3_nothing_expires_by_the_clock_of_a_laptop():
+def test_machines_do_not_expire_by_the_clock_of_a_laptop():
   resource = states.Resource("vit-a1", "z", "vit", "alice", 1, states.READY, expires=1000)
   live = State(attempt=1, stage=WATCHING)
   assert removal.find_removal_reason(resource, RunFacts(live, True, False, 0.0)) == ""
   assert removal.find_removal_reason(resource, RunFacts(live, True, False, 1001.0)) == EXPIRED
 
 
-# G4.
+# Deletions by other machines.
 
 
 def resource(attempt, state_=states.READY, expires=0):
@@ -184,8 +184,13 @@ def resource(attempt, state_=states.READY, expires=0):
   [
     (None, 1, states.LOST, ELSEWHERE),
     (RunFacts(State(1, stage=WATCHING), True, True, 9.0), 1, states.READY, ""),
-    (RunFacts(State(1, stage=WATCHING), True, True, 9.0), 1, states.LOST, ""),  # who watches deletes it
-    (RunFacts(State(1, stage=IDLE), True, True, 9.0), 2, states.READY, ""),  # the next attempt, not yet in the journal
+    (RunFacts(State(1, stage=WATCHING), True, True, 9.0), 1, states.LOST, ""),  # the watcher deletes it
+    (
+      RunFacts(State(1, stage=IDLE), True, True, 9.0),
+      2,
+      states.READY,
+      "",
+    ),  # the next attempt, not yet in the event log
     (RunFacts(State(2, stage=WATCHING), True, True, 9.0), 1, states.READY, ELSEWHERE),
     (RunFacts(State(1, stage=WATCHING), True, False, 9.0), 1, states.READY, ""),  # its watcher was killed
     (RunFacts(State(1, stage=IDLE), True, False, 9.0), 2, states.READY, ELSEWHERE),
@@ -196,12 +201,12 @@ def resource(attempt, state_=states.READY, expires=0):
     (RunFacts(State(1, stage=OVER, end=(44, ""), kept=True), False, False, 9.0), 1, states.READY, ""),
   ],
 )
-def test_g4_what_may_be_deleted_by_others_follows_from_journal_and_lease(facts, attempt, state_, flag):
+def test_removal_reason_follows_from_the_event_log_and_the_lease(facts, attempt, state_, flag):
   assert removal.find_removal_reason(resource(attempt, state_), facts) == flag
 
 
-def test_g4_gc_reads_journal_and_lease_again_before_a_removal(here, monkeypatch, capsys):
-  book = begun(here)
+def test_gc_reads_event_log_and_lease_again_before_a_removal(here, monkeypatch, capsys):
+  book = begin_run(here)
   book.append("end", State(1, stage=OVER, end=(12, "x")), code=12, text="x")
   with Cloud() as cloud:
     cloud.states = {1: (states.READY, 0.0)}
@@ -210,7 +215,7 @@ def test_g4_gc_reads_journal_and_lease_again_before_a_removal(here, monkeypatch,
     found = listing._find_machines
 
     def slow(*words):
-      """Another machine goes on with the run after it was listed."""
+      """Lists machines. Afterwards, another machine continues the run."""
       rows = found(*words)
       EventLog("vit", open_storage(here.folder)).append("resumed", State(1, try_=2, stage=WATCHING))
       return rows
@@ -224,8 +229,8 @@ def test_g4_gc_reads_journal_and_lease_again_before_a_removal(here, monkeypatch,
     assert listing.gc(flags.parse_flags(["gc", "--yes"])[0]) == errors.DONE and cloud.live() == [1]
 
 
-def test_g4_without_an_answer_of_the_runs_directory_only_force_deletes(here, monkeypatch, capsys):
-  book = begun(here)
+def test_only_force_deletes_if_the_runs_directory_is_unreadable(here, monkeypatch, capsys):
+  book = begin_run(here)
   book.append("end", State(1, stage=OVER, end=(12, "x")), code=12, text="x")
   with Cloud() as cloud:
     cloud.states = {1: (states.LOST, 0.0)}
@@ -238,8 +243,8 @@ def test_g4_without_an_answer_of_the_runs_directory_only_force_deletes(here, mon
     assert listing.gc(flags.parse_flags(["gc", "--yes", "--force"])[0]) == errors.DONE and not cloud.live()
 
 
-def test_g4_down_stops_where_another_takes_over(here):
-  book, calls = begun(here), []
+def test_down_stops_if_another_watcher_takes_over(here):
+  book, calls = begin_run(here), []
   with Cloud() as cloud:
     cloud.states = {1: (states.READY, 0.0)}
 

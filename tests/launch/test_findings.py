@@ -1,4 +1,4 @@
-"""What is seen of a run at once, before anything is asked for or compiled."""
+"""Tests of the checks of a run without requests and without compilation."""
 
 import argparse
 
@@ -12,7 +12,7 @@ WORDS = ["--config=a", "--config=b:c", "--config", "d", "--configs=x", "--weight
 
 
 @given(words=strategies.lists(strategies.sampled_from(WORDS)))
-def test_a_flag_has_the_value_that_the_program_takes(words):
+def test_flag_value_matches_argparse(words):
   parser = argparse.ArgumentParser(allow_abbrev=False)
   parser.add_argument("--config", default="")
   try:
@@ -36,7 +36,7 @@ def test_a_flag_has_the_value_that_the_program_takes(words):
     ("gke", {}, "us-west1", "note"),
   ],
 )
-def test_a_bucket_is_in_the_region_of_the_machines(backend, place, location, kind):
+def test_bucket_must_be_in_the_region_of_the_machines(backend, place, location, kind):
   run = launches.run(backend, **place)
   found = [checks.check_region(run, run.workdir, location, "refuse")]
   assert [finding.kind for finding in found] == [kind]
@@ -67,13 +67,13 @@ NAMES = (
     ("my.own", "warn", "my is neither installed here nor in the code"),
   ],
 )  # fmt: skip
-def test_a_program_that_workers_lack_is_named_here(module, kind, words):
+def test_program_that_workers_lack_is_named(module, kind, words):
   found = list(checks.check_module(launches.run(module=module), NAMES))
   assert [finding.kind for finding in found] == [kind] * (kind is not None)
   assert all(words in finding.text for finding in found)
 
 
-def test_a_program_may_be_of_an_interpreter_of_the_workers():
+def test_program_of_another_interpreter_is_only_a_warning():
   run = launches.run(module="vitjax.train", python="/opt/python")
   assert [finding.kind for finding in checks.check_module(run, NAMES)] == ["warn"]
 
@@ -88,10 +88,10 @@ def test_a_program_may_be_of_an_interpreter_of_the_workers():
     ("gke", {"tpu": "v5e-8", "slices": 2}, "v5e-8 has one host"),
   ],
 )
-def test_slices_that_google_does_not_have_are_refused(backend, changes, words):
+def test_unavailable_slices_are_refused(backend, changes, words):
   (refused,) = [each for each in checks.check_slice(launches.run(backend, **changes)) if each.is_refusal]
   assert words in refused.text
-  assert ("--force" in refused.text) == ("zones" in changes)  # where it can help
+  assert ("--force" in refused.text) == ("zones" in changes)  # only if --force can help
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_slices_that_google_does_not_have_are_refused(backend, changes, words):
     ("local", {}),
   ],
 )
-def test_slices_that_google_has_are_fine(backend, changes):
+def test_available_slices_are_accepted(backend, changes):
   assert {finding.kind for finding in checks.check_slice(launches.run(backend, **changes))} <= {"note"}
 
 
 @pytest.mark.parametrize(
   ("backend", "refused"), [("qr", ["data: the config does not name a directory"]), ("local", [])]
 )
-def test_a_config_that_names_no_place_of_images_is_for_machines_that_have_them(backend, refused):
+def test_config_without_data_directory_is_refused_on_new_machines(backend, refused):
   found = checks.check_data(launches.run(backend), "", NAMES)
   assert [finding.text.partition(",")[0] for finding in found if finding.is_refusal] == refused

@@ -1,3 +1,5 @@
+"""Tests of calls of gcloud and of the meaning of its errors."""
+
 import pathlib
 import time
 
@@ -11,7 +13,7 @@ DESCRIBE = gcloud.build_gcloud_command(
   "queued-resources", "describe", "vit-a1", project="proj-x", zone="europe-west4-a"
 )
 PREFIX = "ERROR: (gcloud.compute.tpus.queued-resources.create) "
-# As they have been seen: of SDK 528 against the fake server, of Google's documentation, and in threads on GitHub.
+# Observed errors: of SDK 528 with the local server, in Google's documentation, and in threads on GitHub.
 COMPLAINTS = (
   ("NOT_FOUND: Resource 'projects/p/locations/z/queuedResources/a' was not found", gcloud.AbsentError, None),
   ("NOT_FOUND: Project 'p' not found or deleted", LaunchError, USAGE),
@@ -85,7 +87,7 @@ COMPLAINTS = (
 
 
 @pytest.mark.parametrize(("text", "kind", "code"), COMPLAINTS, ids=[each[0][:50] for each in COMPLAINTS])
-def test_a_complaint_is_understood(text, kind, code):
+def test_error_is_classified(text, kind, code):
   error = gcloud.make_error(1, PREFIX + text + "\n")
   assert type(error) is kind
   assert getattr(error, "code", None) == code
@@ -101,24 +103,24 @@ def test_a_complaint_is_understood(text, kind, code):
     ("UNAUTHENTICATED: Request had invalid authentication credentials", "gcloud auth login"),
   ],
 )
-def test_a_denial_says_what_to_do(text, remedy):
+def test_denied_permission_names_a_fix(text, remedy):
   assert remedy in str(gcloud.make_error(1, PREFIX + text))
 
 
-def test_only_gclouds_own_word_means_absent():
-  # What the cloud tells of something else, or a name, may hold that word too.
+def test_only_the_status_of_gcloud_means_absent():
+  # Messages about other resources, or names, may also contain this word.
   for text in ("INTERNAL: the subnetwork is NOT_FOUND", "PERMISSION_DENIED: NOT_FOUND", "NOT_FOUND"):
     assert not isinstance(gcloud.make_error(1, PREFIX + text), gcloud.AbsentError)
 
 
-def test_a_flag_that_gcloud_does_not_know_is_a_mistake_of_ours_and_never_tried_again():
+def test_unknown_flag_of_gcloud_is_an_error_without_retries():
   error = gcloud.make_error(2, PREFIX + "unrecognized arguments: --best-effort\n\nTo search the help text of gcloud …")
   assert isinstance(error, LaunchError) and error.code == USAGE
   assert "--best-effort" in str(error) and "help" not in str(error)
 
 
 @pytest.mark.parametrize("code", [-9, 3, 130, 255])
-def test_other_exit_codes_are_no_answer(code):
+def test_other_exit_codes_are_unknown(code):
   assert isinstance(gcloud.make_error(code, "NOT_FOUND"), UnknownError)
 
 
@@ -138,12 +140,12 @@ def test_other_exit_codes_are_no_answer(code):
     ({}, NO_CAPACITY),
   ],
 )
-def test_why_a_request_failed_is_understood(error, code):
+def test_reason_of_a_failed_request_is_classified(error, code):
   found, words = gcloud.explain_failed(error)
   assert found == code and words and error.get("message", "") in words
 
 
-def test_an_answer_is_parsed_and_nothing_is_none(program):
+def test_output_is_parsed_and_empty_output_is_none(program):
   program.answers("queued-resources", "describe", {"name": "ä"}, Answer(" \n"))
   assert gcloud.run_gcloud(DESCRIBE) == {"name": "ä"}
   assert gcloud.run_gcloud(DESCRIBE) is None
@@ -151,7 +153,7 @@ def test_an_answer_is_parsed_and_nothing_is_none(program):
 
 
 @pytest.mark.parametrize("text", ["<html>", "{", "[" * 100_000, "\udcff"])
-def test_what_cannot_be_read_is_no_answer(program, text):
+def test_unreadable_output_is_unknown(program, text):
   answer = Answer("x")
   program.answers("queued-resources", "describe", answer)
   file = program.folder / "gcloud.answers/queued-resources.describe/000/output"
@@ -160,7 +162,7 @@ def test_what_cannot_be_read_is_no_answer(program, text):
     gcloud.run_gcloud(DESCRIBE)
 
 
-def test_a_call_that_hangs_is_killed_with_what_it_started(program, tmp_path):
+def test_hanging_call_is_killed_with_its_children(program, tmp_path):
   (program.folder / "gcloud").write_text(f"#!/bin/sh\nsleep 61 & echo $! > {tmp_path}/child\nwait\n")
   start = time.monotonic()
   with pytest.raises(UnknownError, match=r"queued-resources.* did not answer within 0.2 s"):
@@ -181,7 +183,7 @@ def _alive(process):
     return False
 
 
-def test_without_gcloud_the_line_says_where_to_get_it(tmp_path, monkeypatch):
+def test_missing_gcloud_is_reported_with_its_address(tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", str(tmp_path))
   with pytest.raises(LaunchError, match=r"cloud\.google\.com/sdk") as caught:
     gcloud.run_gcloud(DESCRIBE)
@@ -196,7 +198,7 @@ def test_each_flag_is_one_word():
 
 
 @pytest.mark.parametrize("answer", [said("NOT_FOUND", "Resource 'vit-a1'"), said("INTERNAL"), said("nothing", code=2)])
-def test_nothing_is_asked_twice(program, answer):
+def test_failed_calls_are_not_repeated(program, answer):
   program.answers("queued-resources", "describe", answer)
   with pytest.raises((gcloud.AbsentError, UnknownError, LaunchError)):
     gcloud.run_gcloud(DESCRIBE)

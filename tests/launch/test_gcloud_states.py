@@ -1,3 +1,5 @@
+"""Tests of the states of queued resources and nodes in gcloud's descriptions."""
+
 import ast
 import pathlib
 import shutil
@@ -8,7 +10,7 @@ from launch import gcloud
 from launch.errors import NO_CAPACITY
 from launch.states import DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING, STATES
 
-# As docs/reference and the threads have them, written down a second time: (what people wait for, what they do not).
+# A second copy of the states in Google's reference and in threads on GitHub: {state of `launch`: states of the API}.
 QUEUE = {
   QUEUED: {"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"},
   STARTING: {"PROVISIONING", "STATE_UNSPECIFIED", "", "A_WORD_OF_2027"},
@@ -28,33 +30,33 @@ HEALTH = {READY: {None, "HEALTH_UNSPECIFIED", "HEALTHY"},
 
 
 def pairs(table):
-  """(state, word) of a table."""
+  """Returns the pairs (state, word) of a table."""
   return [(state, word) for state, words in table.items() for word in sorted(words, key=str)]
 
 
 def node(state="READY", health="HEALTHY", hosts=4, **more):
-  """A node as gcloud describes it."""
+  """Returns a node as gcloud describes it."""
   endpoints = [{"ipAddress": f"10.0.0.{i}", "port": 8470} for i in range(hosts)]
   found = {"name": "projects/p/locations/z/nodes/a-a1", "state": state, "networkEndpoints": endpoints} | more
   return found | ({"health": health} if health else {})
 
 
 @pytest.mark.parametrize(("state", "word"), pairs(QUEUE))
-def test_a_queued_resource_is_in_the_state_that_its_word_means(state, word):
+def test_state_of_a_queued_resource_is_mapped(state, word):
   look = gcloud.get_queue_status({"state": {"state": word, "stateInitiator": "SERVICE"}})
   assert look.state == state and (look.detail or state == FAILED)
   assert state in STATES and (look.code == NO_CAPACITY) == (state == FAILED)
 
 
 @pytest.mark.parametrize(("state", "word"), pairs(NODE))
-def test_a_node_is_in_the_state_that_its_word_means(state, word):
+def test_state_of_a_node_is_mapped(state, word):
   look = gcloud.get_nodes_status([("a-a1", node(word))], 4)
   assert (look.state, look.hosts) == (state, 4)
   assert state == READY or (word or "STATE_UNSPECIFIED") in look.detail
 
 
 @pytest.mark.parametrize(("state", "health"), pairs(HEALTH))
-def test_a_node_is_ready_unless_it_is_said_to_be_ill(state, health):
+def test_node_is_ready_unless_its_health_is_bad(state, health):
   look = gcloud.get_nodes_status([("a-a1", node(health=health, healthDescription="a fan"))], 4)
   assert look.state == state
   assert state == READY or (health in look.detail and "a fan" in look.detail)
@@ -63,7 +65,7 @@ def test_a_node_is_ready_unless_it_is_said_to_be_ill(state, health):
 @pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
 @pytest.mark.parametrize(("table", "kind", "owner"), [
   (QUEUE, "State", "QueuedResourceState"), (NODE, "State", "Node"), (HEALTH, "Health", "Node")])  # fmt: skip
-def test_all_words_of_the_sdk_are_known(table, kind, owner):
+def test_all_states_of_the_sdk_are_known(table, kind, owner):
   root = pathlib.Path(shutil.which("gcloud")).resolve().parent.parent
   file = root / "lib/googlecloudsdk/generated_clients/apis/tpu/v2/tpu_v2_messages.py"
   if not file.exists():
@@ -76,12 +78,12 @@ def test_all_words_of_the_sdk_are_known(table, kind, owner):
 
 
 @pytest.mark.parametrize(("hosts", "expected"), [(3, 4), (0, 4), (5, 4), (7, 8)])
-def test_another_number_of_hosts_is_waited_for_and_named(hosts, expected):
+def test_unexpected_number_of_hosts_is_waited_for_and_named(hosts, expected):
   look = gcloud.get_nodes_status([("a-a1", node(hosts=hosts))], expected)
   assert look.state == STARTING and f"{hosts} of {expected} hosts" in look.detail
 
 
-def test_a_worker_without_an_address_is_named():
+def test_worker_without_an_address_is_named():
   found = node()
   found["networkEndpoints"][2] = {"port": 8470}
   look = gcloud.get_nodes_status([("a-a1", found)], 4)
@@ -105,7 +107,7 @@ def test_symptoms_are_shown_with_their_worker():
     (("READY", None), LOST),
   ],
 )
-def test_slices_are_as_well_as_the_worst_of_them(words, worst):
+def test_worst_slice_determines_the_state(words, worst):
   nodes = [(f"a-a1-{i}", word and node(word)) for i, word in enumerate(words)]
   for order in (nodes, nodes[::-1]):
     look = gcloud.get_nodes_status(order, 4)
@@ -118,12 +120,12 @@ def test_addresses_are_in_the_order_of_workers():
   assert look.addresses == ("10.0.0.0", "10.0.0.1", "10.0.0.2", "10.0.0.3") * 2
 
 
-def test_who_ended_it_is_said():
+def test_detail_names_the_initiator_of_a_suspension():
   for by in ("USER", "SERVICE"):
     assert by in gcloud.get_queue_status({"state": {"state": "SUSPENDED", "stateInitiator": by}}).detail
 
 
-def test_a_resource_has_what_its_labels_say():
+def test_resource_has_the_values_of_its_labels():
   labels = {"vitjax": "1", "vitjax-run": "a", "vitjax-owner": "alice", "vitjax-attempt": "2", "vitjax-expires": "1795"}
   spec = {"node": {"acceleratorType": "v3-32", "labels": labels}, "nodeId": "a-a2"}
   item = {"name": "projects/p/locations/z/queuedResources/a-a2", "createTime": "1970-01-02T00:00:01.123456789Z"}
@@ -134,6 +136,6 @@ def test_a_resource_has_what_its_labels_say():
 
 
 @pytest.mark.parametrize("damaged", [{}, {"vitjax": "1", "vitjax-attempt": "x", "vitjax-expires": "-5"}])
-def test_labels_that_somebody_has_changed_break_nothing(damaged):
+def test_changed_labels_do_not_raise_errors(damaged):
   found = gcloud.make_item_resource(node(labels=damaged))
   assert (found.attempt, found.expires, found.created) == (0, 0, 0.0) and "without its queued" in found.detail

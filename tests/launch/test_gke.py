@@ -1,4 +1,4 @@
-"""Attempts on GKE: what the engine makes of what kubectl says."""
+"""Tests of attempts on GKE with a scripted kubectl."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def script(tmp_path, monkeypatch):
   return Kubectl(tmp_path)
 
 
-def made(**changes):
+def make_gke_engine(**changes):
   return gke.Engine(launches.run("gke", **changes))
 
 
@@ -75,24 +75,24 @@ ALL = [pod(worker) for worker in range(4)]
     (jobset() | {"metadata": jobset()["metadata"] | {"deletionTimestamp": "now"}}, None, states.DELETING, "", 0),
   ],
 )
-def test_a_state_is_what_the_jobset_says_and_what_its_pods_do(script, found, pods, state, words, hosts):
+def test_state_follows_from_the_jobset_and_its_pods(script, found, pods, state, words, hosts):
   script.answers(f"get {JOBSETS}", found)
   script.answers("get events", items())
   if pods is not None:
     script.answers("get pods", items(*pods))
-  look = made().look(1)
+  look = make_gke_engine().look(1)
   assert (look.state, look.hosts) == (state, hosts)
   assert words in look.detail
-  assert look.code == 0  # what a run's own failure means is its exit code
+  assert look.code == 0  # the exit code of the run gives the meaning of its failure
 
 
-def test_addresses_of_the_hosts_are_in_the_order_of_the_workers(script):
+def test_addresses_are_in_the_order_of_the_workers(script):
   script.answers(f"get {JOBSETS}", jobset())
   script.answers("get pods", items(*reversed(ALL)))
-  assert made().look(1).addresses == ("10.0.0.0", "10.0.0.1", "10.0.0.2", "10.0.0.3")
+  assert make_gke_engine().look(1).addresses == ("10.0.0.0", "10.0.0.1", "10.0.0.2", "10.0.0.3")
 
 
-def test_a_suspended_jobset_waits_for_kueue_which_says_why(script):
+def test_suspended_jobset_is_queued_with_the_reason_of_kueue(script):
   said = {"status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": NO_QUOTA}]}}
   checks = [
     {"name": "dws", "state": "Pending", "message": "no machines yet"},
@@ -103,55 +103,57 @@ def test_a_suspended_jobset_waits_for_kueue_which_says_why(script):
   script.answers(f"get {JOBSETS}", jobset(suspend=True))
   unknown = complaint('error: the server doesn\'t have a resource type "workloads"')
   script.answers("get workloads.kueue.x-k8s.io", items(said), items(checked), unknown)
-  assert made().look(1) == states.MachineStatus(states.QUEUED, f"Kueue: {NO_QUOTA}")
+  assert make_gke_engine().look(1) == states.MachineStatus(states.QUEUED, f"Kueue: {NO_QUOTA}")
   assert "--selector=kueue.x-k8s.io/job-uid=u-1" in script.calls[-1]
-  assert made().look(1) == states.MachineStatus(states.QUEUED, "Kueue: reserved; no machines yet")
-  assert made().look(1) == states.MachineStatus(states.QUEUED, "suspended")  # where there is no Kueue, by hand
+  assert make_gke_engine().look(1) == states.MachineStatus(states.QUEUED, "Kueue: reserved; no machines yet")
+  assert make_gke_engine().look(1) == states.MachineStatus(
+    states.QUEUED, "suspended"
+  )  # a user suspended it in a cluster without Kueue
 
 
-def test_only_not_found_is_absent_and_pods_that_are_left_are_being_deleted(script):
+def test_only_not_found_is_absent_and_remaining_pods_are_deleting(script):
   missing = complaint(f'Error from server (NotFound): {JOBSETS} "{NAME}" not found')
   script.answers(f"get {JOBSETS}", missing, missing, complaint("Unable to connect to the server: EOF"))
   script.answers(f"get {JOBSETS},jobs,pods,configmaps", items(pod(2)), items())
-  look = made().look(1)
+  look = make_gke_engine().look(1)
   assert look.state == states.DELETING and f"pod {NAME}-s-0-2-abcde" in look.detail
-  assert made().look(1).state == states.ABSENT
+  assert make_gke_engine().look(1).state == states.ABSENT
   with pytest.raises(UnknownError, match="EOF"):
-    made().look(1)
+    make_gke_engine().look(1)
 
 
-def test_a_cluster_that_does_not_know_jobsets_has_none_unless_pods_of_one_are_there(script):
+def test_cluster_without_jobsets_is_absent_unless_pods_exist(script):
   script.answers(f"get {JOBSETS}", complaint('error: the server doesn\'t have a resource type "jobsets"'))
   script.answers("get jobs,pods,configmaps", items(), items(pod(0)))
-  assert made().look(1).state == states.ABSENT
+  assert make_gke_engine().look(1).state == states.ABSENT
   with pytest.raises(UnknownError, match=r"but pods of .* exist"):
-    made().look(1)
+    make_gke_engine().look(1)
 
 
-def test_answers_that_are_no_json_are_not_known(script):
+def test_output_that_is_not_json_is_unknown(script):
   script.answers(f"get {JOBSETS}", Answer("<html>"))
   with pytest.raises(UnknownError, match="JSON"):
-    made().look(1)
+    make_gke_engine().look(1)
 
 
-def test_a_cluster_that_cannot_be_asked_is_not_empty(script):
+def test_unreachable_cluster_is_not_empty(script):
   script.answers(f"get {JOBSETS}", complaint("Unable to connect to the server: EOF"))
-  found, unknown = made(cluster="ctx", namespace="team").inventory(())
+  found, unknown = make_gke_engine(cluster="ctx", namespace="team").inventory(())
   assert not found
   assert list(unknown) == ["ctx/team"] and "EOF" in unknown["ctx/team"]
-  assert list(made(cluster="ctx").inventory(("-",))[1]) == ["ctx/*"]
+  assert list(make_gke_engine(cluster="ctx").inventory(("-",))[1]) == ["ctx/*"]
 
 
-def test_what_is_listed_has_the_words_of_its_labels_and_of_its_state(script):
+def test_listed_attempts_have_the_values_of_labels_and_states(script):
   odd = jobset(Failed="ReachedMaxRestarts")
   odd["metadata"]["labels"] = {"vitjax": "1", "vitjax-run": "r", "vitjax-expires": "never", "vitjax-attempt": "²"}
   script.answers(f"get {JOBSETS}", items(jobset(suspend=True), odd))
-  probe = spec.Run("ls", "gke", "none", (), "gs://none/none", cluster="ctx")  # which has no slice
+  probe = spec.Run("ls", "gke", "none", (), "gs://none/none", cluster="ctx")  # a run without a slice
   (queued, failed), unknown = gke.Engine(probe).inventory(())
   assert not unknown
   assert (queued.run, queued.owner, queued.attempt, queued.expires) == ("vit-b16", "alice", 1, EXPIRES)
   assert (queued.state, queued.detail, queued.kind) == (states.QUEUED, "suspended", "v5e-16")
-  assert (failed.run, failed.attempt, failed.expires) == ("r", 0, 0)  # as anybody may change labels
+  assert (failed.run, failed.attempt, failed.expires) == ("r", 0, 0)  # users can change labels
   assert (failed.state, failed.detail) == (states.FAILED, "ReachedMaxRestarts")
 
 
@@ -159,18 +161,18 @@ def test_every_command_names_the_context_and_the_namespace(script):
   script.answers(f"get {JOBSETS}", jobset())
   script.answers("get pods", items(*ALL))
   script.answers(f"delete {JOBSETS},configmaps", Answer())
-  one = made(cluster="ctx", namespace="team")
+  one = make_gke_engine(cluster="ctx", namespace="team")
   one.look(1)
   one.delete(1)
   assert all({"--context=ctx", "--namespace=team"} <= set(call) for call in script.calls)
   assert {"--wait=false", "--ignore-not-found"} <= set(script.calls[-1])
 
 
-def test_words_for_a_shell_reach_the_pod_of_the_worker_as_they_are(script):
+def test_words_for_a_shell_reach_the_pod_of_the_worker_unchanged(script):
   other = pod(0)
   other["metadata"]["labels"] = other["metadata"]["labels"] | {manifests.JOB_INDEX: "1"}
   script.answers("get pods", items(*ALL, other, pod(2, "Failed")))
-  one = made(slices=2)
+  one = make_gke_engine(slices=2)
   assert one.shell(1, 4, ["echo", *launches.HOSTILE])[-len(launches.HOSTILE) - 3 :] == [
     "--container=train", "--", "echo", *launches.HOSTILE
   ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Attempts on GKE by the real kubectl, on a cluster of loopback."""
+"""Tests of attempts on GKE with the real kubectl and a local cluster."""
 
 import shlex
 import shutil
@@ -27,30 +27,30 @@ def server():
 
 @pytest.fixture
 def cluster(server, monkeypatch):
-  """An empty one, whose pods wait for nodes."""
-  reach(server, monkeypatch)
+  """An empty cluster in which pods wait for nodes."""
+  set_environment(server, monkeypatch)
   server.reset()
   return server
 
 
 @pytest.fixture
 def ready(cluster):
-  """One whose pods run at once."""
+  """A cluster in which pods run at once."""
   cluster.reset(starts=True)
   return cluster
 
 
-def reach(cluster, monkeypatch):
+def set_environment(cluster, monkeypatch):
   for key, value in cluster.environment.items():
     monkeypatch.setenv(key, value)
 
 
-def made(**changes):
+def make_gke_engine(**changes):
   return gke.Engine(launches.run("gke", **changes))
 
 
-def test_an_attempt_from_nothing_to_its_end(cluster):
-  one = made(queue="tpu-queue")
+def test_attempt_passes_all_states_until_its_deletion(cluster):
+  one = make_gke_engine(queue="tpu-queue")
   assert one.look(1).state == states.ABSENT
   one.create(1, EXPIRES)
   assert one.look(1) == states.MachineStatus(states.QUEUED, f"Kueue: {NO_QUOTA}")
@@ -71,16 +71,16 @@ def test_an_attempt_from_nothing_to_its_end(cluster):
 
 
 @pytest.mark.long
-def test_what_is_created_is_the_manifest_and_the_code_that_belongs_to_it(cluster):
-  one, run = made(), launches.run("gke")
+def test_create_sends_the_manifest_and_the_code(cluster):
+  one, run = make_gke_engine(), launches.run("gke")
   one.create(1, EXPIRES)
   (body,), (code,) = cluster.bodies("jobsets"), cluster.bodies("configmaps")
   wanted = manifests.make_jobset(run, 1, EXPIRES)
   assert body["spec"] == wanted["spec"] and body["metadata"]["labels"] == wanted["metadata"]["labels"]
   assert code["binaryData"] == manifests.make_config_map(run, 1, EXPIRES, cluster_jobset(cluster))["binaryData"]
   posts = [request for request in cluster.requests if request.method == "POST"]
-  assert all(request.query["fieldValidation"] == "Strict" for request in posts)  # a mistaken key is refused
-  cluster.remove(NAME)  # whoever deletes it
+  assert all(request.query["fieldValidation"] == "Strict" for request in posts)  # an unknown field is refused
+  cluster.remove(NAME)  # another user deletes the JobSet
   assert cluster.live() == []
 
 
@@ -101,8 +101,8 @@ def cluster_jobset(cluster):
 
 
 @pytest.mark.parametrize("kind", ["jobsets", "configmaps"])
-def test_a_create_whose_answer_was_lost_makes_nothing_twice(ready, kind):
-  one = made()
+def test_create_with_a_lost_response_does_not_create_objects_twice(ready, kind):
+  one = make_gke_engine()
   ready.faults(Fault("POST", kind, 0, after=True, times=1))
   with pytest.raises(UnknownError):
     one.create(1, EXPIRES)
@@ -113,9 +113,9 @@ def test_a_create_whose_answer_was_lost_makes_nothing_twice(ready, kind):
 
 
 @pytest.mark.parametrize("changes", [{"owner": "bob"}, {"workdir": "gs://bkt/runs/b"}])
-def test_a_name_that_another_run_has_is_refused_and_left_alone(ready, changes):
-  made(**changes).create(1, EXPIRES)
-  before, one = ready.live(), made()
+def test_name_of_another_run_is_refused_and_not_deleted(ready, changes):
+  make_gke_engine(**changes).create(1, EXPIRES)
+  before, one = ready.live(), make_gke_engine()
   with pytest.raises(LaunchError, match=r"is in use: it is of (bob|alice), in gs://bkt/runs/(a|b)/launch") as caught:
     one.create(1, EXPIRES)
   assert caught.value.code == USAGE
@@ -138,11 +138,11 @@ def test_a_name_that_another_run_has_is_refused_and_left_alone(ready, changes):
     (Fault("GET", "pods", 429, times=9), UnknownError, "trouble"),
     (Fault("GET", "jobsets", 401, times=9), LaunchError, "gcloud auth login"),
     (Fault("GET", "jobsets", 403, "jobsets is forbidden", times=9), LaunchError, "ask for the rights"),
-    (Fault("GET", "jobsets", 404, times=9), UnknownError, "trouble"),  # of something between, not of the API
+    (Fault("GET", "jobsets", 404, times=9), UnknownError, "trouble"),  # the response of a proxy, not of the API
   ],
 )
-def test_a_look_that_fails_changes_nothing_and_says_why(ready, fault, error, words):
-  one = made()
+def test_failed_look_changes_no_objects_and_reports_the_reason(ready, fault, error, words):
+  one = make_gke_engine()
   one.create(1, EXPIRES)
   before = ready.live()
   ready.faults(fault)
@@ -156,18 +156,18 @@ def test_a_look_that_fails_changes_nothing_and_says_why(ready, fault, error, wor
 
 
 @pytest.mark.long
-def test_a_cluster_without_jobset_is_told_how_to_get_it(monkeypatch):
+def test_missing_jobset_is_reported_with_the_installation_command(monkeypatch):
   with Cluster(tuple(kind for kind in KINDS if kind != "jobsets")) as bare:
-    reach(bare, monkeypatch)
+    set_environment(bare, monkeypatch)
     with pytest.raises(LaunchError, match="kubectl apply --server-side") as caught:
-      made().create(1, EXPIRES)
+      make_gke_engine().create(1, EXPIRES)
     assert caught.value.code == USAGE
-    made().delete(1)
-    assert made().look(1).state == states.ABSENT
+    make_gke_engine().delete(1)
+    assert make_gke_engine().look(1).state == states.ABSENT
 
 
-def test_a_preemption_is_repaired_for_nothing_and_a_failure_has_a_budget(cluster):
-  one = made(max_failures=3)
+def test_preemptions_restart_freely_and_failures_are_limited(cluster):
+  one = make_gke_engine(max_failures=3)
   one.create(1, EXPIRES)
   cluster.run(NAME)
   for _ in range(5):
@@ -190,17 +190,17 @@ def test_a_preemption_is_repaired_for_nothing_and_a_failure_has_a_budget(cluster
 
 @pytest.mark.long
 @pytest.mark.parametrize("end", [2, 44, 45, "time"])
-def test_what_no_restart_helps_ends_at_once(ready, end):
-  made().create(1, EXPIRES)
+def test_permanent_failure_ends_at_once(ready, end):
+  make_gke_engine().create(1, EXPIRES)
   ready.expire(NAME) if end == "time" else ready.exit(NAME, 1, end)
-  look = made().look(1)
+  look = make_gke_engine().look(1)
   assert look.state == states.FAILED and "FailJobSet" in look.detail
 
 
 @pytest.mark.long
-def test_what_is_deleted_is_deleting_until_the_last_pod_is_gone(cluster):
+def test_deleted_attempt_is_deleting_until_its_last_pod_is_gone(cluster):
   cluster.reset(starts=True, lingers=True)
-  one = made()
+  one = make_gke_engine()
   one.create(1, EXPIRES)
   one.delete(1)
   one.delete(1)
@@ -208,7 +208,7 @@ def test_what_is_deleted_is_deleting_until_the_last_pod_is_gone(cluster):
   cluster.reap("jobsets")
   look = one.look(1)
   assert look.state == states.DELETING and "still exist" in look.detail
-  one.create(2, EXPIRES)  # under its own name, while the other lingers
+  one.create(2, EXPIRES)  # under a new name while the first attempt lingers
   assert one.look(2).state == states.READY
   cluster.reap()
   assert one.look(1).state == states.ABSENT
@@ -216,8 +216,8 @@ def test_what_is_deleted_is_deleting_until_the_last_pod_is_gone(cluster):
 
 
 @pytest.mark.long
-def test_a_delete_that_fails_can_be_repeated_and_a_person_can_do_it_by_hand(ready):
-  one = made(cluster="loopback")
+def test_failed_delete_can_be_repeated_with_the_printed_command(ready):
+  one = make_gke_engine(cluster="loopback")
   one.create(1, EXPIRES)
   ready.faults(Fault("DELETE", "jobsets", 500, times=1))
   with pytest.raises(UnknownError):
@@ -225,20 +225,20 @@ def test_a_delete_that_fails_can_be_repeated_and_a_person_can_do_it_by_hand(read
   assert one.look(1).state == states.READY
   line = one.commands(1, 0).delete
   result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
-  assert "No resources found" in result.stderr  # it also looks
+  assert "No resources found" in result.stderr  # the command also checks the remains
   assert ready.live() == []
   assert shlex.split(line)[0] == "kubectl" and NAME in shlex.split(line)
 
 
 @pytest.mark.long
-def test_the_inventory_has_what_carries_our_labels(ready):
-  made(owner="alice").create(1, EXPIRES)
-  made(name="other", namespace="team", tpu="v6e-8", slices=2).create(3, EXPIRES)
+def test_inventory_has_all_objects_with_launch_labels(ready):
+  make_gke_engine(owner="alice").create(1, EXPIRES)
+  make_gke_engine(name="other", namespace="team", tpu="v6e-8", slices=2).create(3, EXPIRES)
   ready.complete("other-a3")
-  here, unknown = made(cluster="loopback").inventory(())
+  here, unknown = make_gke_engine(cluster="loopback").inventory(())
   assert [(each.name, each.location, each.state) for each in here] == [(NAME, "loopback/default", states.READY)]
   assert not unknown
-  everywhere, _ = made(cluster="loopback").inventory(("-",))
+  everywhere, _ = make_gke_engine(cluster="loopback").inventory(("-",))
   (other,) = (each for each in everywhere if each.name == "other-a3")
   assert (other.run, other.attempt, other.state, other.kind) == ("other", 3, states.DONE, "2 x v6e-8")
   assert other.location == "loopback/team" and other.expires == EXPIRES and other.created > 1.7e9

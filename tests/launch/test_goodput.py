@@ -1,4 +1,4 @@
-"""Where the time of a run went: the sum is the time, whatever journal and account say."""
+"""Tests of the goodput table: the times add up for any event log and any record of the program."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ def events(*rows):
   return [{"time": T + at, "event": event, "attempt": attempt} for at, event, attempt in rows]
 
 
-# 100 s for capacity, 50 s of setup; taken away after 300 s; again after 150 s; done, and deleted in 20 s.
+# 100 s in the queue and 50 s of setup. A preemption after 300 s, and ready again 150 s later. Deleted in 20 s.
 JOURNAL = events(
   (0, "run", 0), (1, "intent", 1), (2, "created", 1), (100, "ready", 1), (450, "preempted", 1), (470, "deleted", 1),
   (480, "intent", 2), (560, "ready", 2), (1000, "done", 2), (1020, "deleted", 2), (1020, "end", 2),
@@ -42,17 +42,17 @@ def attempt(began, **seconds):
   return {"began": T + began, "waited": 0.0, "seconds": phases(**seconds)}
 
 
-def test_names_are_those_of_the_account_of_the_program():
+def test_names_match_the_goodput_record_of_the_program():
   assert logs.PHASES == goodput.PHASES and (logs.LOST, logs.BETWEEN) == (goodput.LOST, goodput.BETWEEN)
 
 
-def test_waits_and_the_programs_own_times_are_one_table(tmp_path):
+def test_waits_and_times_of_the_program_form_one_table(tmp_path):
   first = attempt(150, start=10.0, compile=40.0, step=230.0, save=20.0)
   run = workdir(tmp_path, [first, attempt(600, start=10.0, step=380.0, evaluation=10.0)], lost=30.0)
   table = logs.compute_goodput(run, JOURNAL)
   assert table["seconds"] == {
     "queueing": 100.0,
-    "setup": 50.0,  # of no TPU
+    "setup": 50.0,  # a run without TPU
     "training_prep": 20.0,
     "program_startup": 40.0,
     "steps": 580.0,
@@ -72,7 +72,7 @@ def test_waits_and_the_programs_own_times_are_one_table(tmp_path):
   ]
 
 
-def test_without_an_account_the_journal_says_what_it_can(tmp_path):
+def test_table_without_a_record_uses_the_event_log(tmp_path):
   table = logs.compute_goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
   assert table["seconds"] == {
     "queueing": 100.0,
@@ -81,18 +81,18 @@ def test_without_an_account_the_journal_says_what_it_can(tmp_path):
   }
 
 
-def test_what_was_trained_before_the_run_is_not_of_it(tmp_path):
+def test_training_before_the_run_is_not_counted(tmp_path):
   run = workdir(tmp_path, [attempt(-5000, step=1000.0), attempt(150, step=850.0)])
   assert logs.compute_goodput(run, JOURNAL)["seconds"]["steps"] == 850.0
 
 
-def test_a_run_that_goes_on_is_counted_until_now(tmp_path, monkeypatch):
+def test_active_run_is_counted_until_now(tmp_path, monkeypatch):
   monkeypatch.setattr(time, "time", lambda: T + 400)
   table = logs.compute_goodput(workdir(tmp_path, [attempt(150, step=240.0)]), JOURNAL[:4])
   assert table["total"] == 400.0
   assert table["seconds"] == {
     "queueing": 100.0,
-    "setup": 50.0,  # of no TPU
+    "setup": 50.0,  # a run without TPU
     "steps": 240.0,
     "infrastructure_recovery_from_disruption": 10.0,
   }
@@ -109,7 +109,7 @@ SECONDS = strategies.floats(0, 1000)
   programs=strategies.lists(strategies.tuples(strategies.floats(-2000, 3000), SECONDS, SECONDS), max_size=5),
   lost=SECONDS,
 )
-def test_the_sum_is_the_time_whatever_the_clocks_say(tmp_path_factory, times, kinds, programs, lost):
+def test_times_add_up_with_any_clocks(tmp_path_factory, times, kinds, programs, lost):
   folder = tmp_path_factory.getbasetemp() / "workdir"
   folder.mkdir(exist_ok=True)
   run = workdir(folder, [attempt(began, step=step, save=save) for began, step, save in programs], lost=lost)
@@ -119,7 +119,7 @@ def test_the_sum_is_the_time_whatever_the_clocks_say(tmp_path_factory, times, ki
   assert all(value > 0 for value in table["seconds"].values()) and 0 <= table["goodput"] <= 1.000001
 
 
-def test_only_tpus_are_initialized_as_tpus(tmp_path):
+def test_only_tpu_runs_have_a_tpu_initialization(tmp_path):
   run = workdir(tmp_path, [attempt(150, step=850.0)])
   assert "setup" in logs.compute_goodput(run, JOURNAL)["seconds"]
   on_tpus = logs.compute_goodput(dataclasses.replace(run, tpu="v3-32"), JOURNAL)["seconds"]
@@ -127,7 +127,7 @@ def test_only_tpus_are_initialized_as_tpus(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"older": 1, "attempts": 2}', '{"older": {}, "attempts": [{}]}'])
-def test_an_account_that_is_none_is_said(tmp_path, content):
+def test_invalid_record_is_reported(tmp_path, content):
   (tmp_path / "goodput.json").write_text(content)
   with pytest.raises(LaunchError, match=r"goodput\.json"):
     logs.compute_goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
@@ -135,7 +135,7 @@ def test_an_account_that_is_none_is_said(tmp_path, content):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1e308, 10**400, "1", [1], {}, "[" * 10**5])
 @pytest.mark.parametrize("where", ["result.json", "goodput.json"])
-def test_a_time_that_is_none_is_said(tmp_path, where, value):
+def test_invalid_time_is_reported(tmp_path, where, value):
   account = {"attempts": [{"began": 0.0, "seconds": {"step": value if where == "goodput.json" else 1.0}}]}
   texts = {"goodput.json": json.dumps(account | {"older": {"attempts": 0}})}
   texts["result.json"] = json.dumps({"goodput": {logs.LOST: value if where == "result.json" else 0.0}})
@@ -145,6 +145,6 @@ def test_a_time_that_is_none_is_said(tmp_path, where, value):
     logs.compute_goodput(launches.run(workdir=str(tmp_path)), JOURNAL)
 
 
-def test_a_journal_without_events_is_said():
+def test_empty_event_log_is_reported():
   with pytest.raises(LaunchError, match="empty"):
     logs.compute_goodput(launches.run(), [])

@@ -1,4 +1,4 @@
-"""Workers on hosts that are reached by ssh: a stand-in of ssh runs the remote string in a home of its own."""
+"""Tests of workers on hosts behind ssh. A replacement of ssh runs the remote command in a separate home."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.launch.workers import LIMITS, Lab
 
 pytestmark = pytest.mark.heavy
 WAIT = "print('waits', flush=True); time.sleep(60)"
-# As ssh: options, the host, one string, which the user's shell there runs. SSH_DROPS breaks off behind the command.
+# The arguments of ssh: options, host, and a command for the remote shell. The file `drops` breaks the connection after
 SSH = """#!{python} -IS
 import json, os, subprocess, sys
 words = sys.argv[1:]
@@ -42,7 +42,7 @@ sys.exit(255 if code < 0 else code)
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-  """Two hosts, and a run on them."""
+  """Two hosts and a run on them."""
   ssh = tmp_path / "bin/ssh"
   ssh.parent.mkdir()
   ssh.write_text(SSH.format(python=sys.executable, folder=tmp_path))
@@ -57,12 +57,12 @@ def lab(tmp_path, monkeypatch):
     yield lab
 
 
-def alive(lab, host):
+def is_alive(lab, host):
   return service.Service("vit-a1", lab.state / host / ".local/state/vit_jax/launch").is_alive()
 
 
 @pytest.mark.long
-def test_g15_a_greeting_of_a_host_is_no_part_of_its_answer(lab):
+def test_greeting_of_a_host_is_not_part_of_its_response(lab):
   made = hosts.Engine(lab.run)
   assert made.look(1).state == states.ABSENT and made.inventory(()) == ([], {})
   with pytest.raises(UnknownError, match="expected a list of workers"):
@@ -70,7 +70,7 @@ def test_g15_a_greeting_of_a_host_is_no_part_of_its_answer(lab):
   assert hosts.parse_services('[{"run": "vit"}]\ngoodbye', "one") == [{"run": "vit"}]
 
 
-def test_hosts_get_the_package_and_one_worker_each(lab):
+def test_each_host_receives_the_package_and_one_worker(lab):
   made = hosts.Engine(lab.run)
   assert made.look(1).state == states.ABSENT
   made.create(1, 0)
@@ -92,7 +92,7 @@ def test_hosts_get_the_package_and_one_worker_each(lab):
 
 
 @pytest.mark.long
-def test_a_connection_that_breaks_behind_the_command_starts_nothing_twice(lab):
+def test_lost_connection_after_the_command_starts_no_second_worker(lab):
   made = hosts.Engine(lab.run)
   (lab.state / "drops").touch()
   with pytest.raises(UnknownError, match=r"one|two"):
@@ -105,11 +105,11 @@ def test_a_connection_that_breaks_behind_the_command_starts_nothing_twice(lab):
   assert len(lab.programs()) == 2
   result = subprocess.run(["sh", "-c", made.commands(1, 0).delete], capture_output=True, text=True, timeout=60)
   assert result.returncode == 0, result
-  assert not alive(lab, "alice@one") and not alive(lab, "two")
+  assert not is_alive(lab, "alice@one") and not is_alive(lab, "two")
 
 
 @pytest.mark.long
-def test_a_host_that_does_not_answer_is_unknown_and_a_worker_that_died_is_a_loss(lab, monkeypatch):
+def test_unreachable_host_is_unknown_and_a_dead_worker_is_lost(lab, monkeypatch):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
   lab.wait(mailbox.RUNNING)
@@ -120,7 +120,7 @@ def test_a_host_that_does_not_answer_is_unknown_and_a_worker_that_died_is_a_loss
   _, silent = made.inventory(())
   assert list(silent) == ["two"]
   monkeypatch.delenv("SSH_AWAY")
-  made.create(1, 0)  # `delete` had reached the first
+  made.create(1, 0)  # `delete` had reached the first host
   os.kill(service.Service("vit-a1", lab.state / "two/.local/state/vit_jax/launch").process(), 9)
   look = made.look(1)
   assert look.state == states.LOST and "worker 1" in look.detail
@@ -128,16 +128,16 @@ def test_a_host_that_does_not_answer_is_unknown_and_a_worker_that_died_is_a_loss
   assert made.look(1).state == states.ABSENT and not lab.programs()
 
 
-def test_words_reach_a_shell_byte_for_byte_and_bring_back_its_code(lab):
+def test_words_reach_a_shell_unchanged_and_return_its_code(lab):
   made = hosts.Engine(lab.run)
   words = ["printf", "%s|", "a b", "$(id)", "'\"", "-x", "ä\n", ""]
   result = subprocess.run(made.shell(1, 1, words), capture_output=True, text=True)
   assert result.stdout == "a b|$(id)|'\"|-x|ä\n||"
   killed = subprocess.run(made.shell(1, 1, ["sh", "-c", "kill -9 $$"]))
-  assert killed.returncode == 137  # and not 255, which means that nobody knows
+  assert killed.returncode == 137  # instead of 255, which means unknown
 
 
-def test_what_hosts_cannot_share_is_refused(lab):
+def test_workdir_that_hosts_cannot_share_is_refused(lab):
   with pytest.raises(LaunchError, match=r"'runs/a' is relative"):
     hosts.Engine(spec.check_and_complete(spec.Run("vit", "hosts", "job", (), "runs/a", hosts=("one",))))
   with pytest.raises(LaunchError, match="Name each host once"):
@@ -147,7 +147,7 @@ def test_what_hosts_cannot_share_is_refused(lab):
     hosts.Engine(elsewhere).create(1, 0)
 
 
-def test_the_package_is_the_same_for_the_same_files():
+def test_package_is_the_same_for_the_same_files():
   first = hosts.get_package()
   hosts.get_package.cache_clear()
   assert hosts.get_package() == first and len(first) < 200_000

@@ -1,4 +1,4 @@
-"""The run's code, proved by its hash and unpacked safely; and an interpreter that has what it needs."""
+"""Tests of the code of a run, which is verified and unpacked safely, and of its interpreter."""
 
 import hashlib
 import io
@@ -14,8 +14,8 @@ from launch.errors import LaunchError
 from tests.launch.workers import bundle
 
 
-def packed(*members):
-  """A tar of (name, type, link or content)."""
+def make_tar(*members):
+  """Returns a tar file of (name, type, link or content)."""
   content = io.BytesIO()
   with tarfile.open(fileobj=content, mode="w:gz") as tar:
     for name, kind, value in members:
@@ -48,58 +48,58 @@ BAD = {
 }
 
 
-def fetched(tmp_path, content, digest=None):
+def fetch(tmp_path, content, digest=None):
   digest = digest or hashlib.sha256(content).hexdigest()
   disk = storage.open_storage(str(tmp_path / "run"))
   disk.write(f"code/{digest}.tgz", content)
   return machine.fetch_code(disk, digest, tmp_path / "home")
 
 
-def test_a_bundle_is_unpacked_once_into_a_folder_of_its_hash(tmp_path):
-  content = packed(*GOOD)  # once, because gzip writes the time
-  folder = fetched(tmp_path, content)
+def test_bundle_is_unpacked_once_into_a_folder_named_after_its_hash(tmp_path):
+  content = make_tar(*GOOD)  # once, because gzip writes the time
+  folder = fetch(tmp_path, content)
   assert folder.name == hashlib.sha256(content).hexdigest()
   assert (folder / "a/b.py").read_text() == (folder / "a/link").read_text() == (folder / "up/b.py").read_text()
-  assert stat.S_IMODE((folder / "a/b.py").stat().st_mode) == 0o755  # and no set-user-ID
+  assert stat.S_IMODE((folder / "a/b.py").stat().st_mode) == 0o755  # without set-user-ID
   before = folder.stat().st_mtime_ns
-  assert fetched(tmp_path, content) == folder
+  assert fetch(tmp_path, content) == folder
   assert folder.stat().st_mtime_ns == before
   assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_would_leave_the_folder_is_refused(tmp_path, name):
+def test_members_outside_the_folder_are_refused(tmp_path, name):
   if name == "a link above by another":
     os.makedirs(tmp_path / "x", exist_ok=True)
   with pytest.raises(LaunchError, match=r"\.tgz (is not a bundle|cannot be unpacked)"):
-    fetched(tmp_path, packed(*BAD[name]))
+    fetch(tmp_path, make_tar(*BAD[name]))
   assert not list((tmp_path / "home/code").iterdir())
   assert not os.path.exists("/tmp/vit_jax_no_such_file")
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar", bundle({"a": "b" * 9999})[:-100], b"\x1f\x8b" + bytes(50)])
-def test_what_is_no_bundle_is_said(tmp_path, content):
+def test_invalid_bundle_is_reported(tmp_path, content):
   with pytest.raises(LaunchError, match=r"\.tgz is not a bundle"):
-    fetched(tmp_path, content)
+    fetch(tmp_path, content)
   assert not list((tmp_path / "home/code").iterdir())
 
 
-def test_too_much_is_refused(tmp_path, monkeypatch):
+def test_too_large_bundle_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(machine, "BUNDLE", 5000)
   with pytest.raises(LaunchError, match="larger than 5,000 bytes"):
-    fetched(tmp_path, bundle({"zeros": "0" * 6000}))
+    fetch(tmp_path, bundle({"zeros": "0" * 6000}))
 
 
-def test_another_hash_or_no_bundle_is_refused(tmp_path):
+def test_changed_or_missing_bundle_is_refused(tmp_path):
   with pytest.raises(LaunchError, match="it was changed"):
-    fetched(tmp_path, packed(*GOOD), "0" * 64)
+    fetch(tmp_path, make_tar(*GOOD), "0" * 64)
   with pytest.raises(LaunchError, match="not in the run's directory"):
     machine.fetch_code(storage.open_storage(str(tmp_path)), "1" * 64, tmp_path / "home")
 
 
-def test_workers_of_one_machine_unpack_at_the_same_time(tmp_path):
+def test_workers_of_one_machine_unpack_concurrently(tmp_path):
   content, found = bundle({f"f{number}": "x" for number in range(200)}), []
-  threads = [threading.Thread(target=lambda: found.append(fetched(tmp_path, content))) for _ in range(8)]
+  threads = [threading.Thread(target=lambda: found.append(fetch(tmp_path, content))) for _ in range(8)]
   for thread in threads:
     thread.start()
   for thread in threads:
@@ -109,7 +109,7 @@ def test_workers_of_one_machine_unpack_at_the_same_time(tmp_path):
   assert len(list(found[0].parent.iterdir())) == 1
 
 
-# The interpreter, by a uv that writes down what it is asked.
+# The interpreter, with a uv that records its arguments.
 
 UV = """#!/bin/sh
 echo "$@" >> "$UV_ASKED"
@@ -124,7 +124,7 @@ RUN = spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",))
 
 @pytest.fixture
 def uv(tmp_path, monkeypatch):
-  """What uv was asked."""
+  """Returns a function that returns the recorded calls of uv."""
   (tmp_path / "bin").mkdir()
   (tmp_path / "bin/uv").write_text(UV)
   (tmp_path / "bin/uv").chmod(0o755)
@@ -135,38 +135,38 @@ def uv(tmp_path, monkeypatch):
   return lambda: (tmp_path / "asked").read_text().splitlines() if (tmp_path / "asked").exists() else []
 
 
-def made(tmp_path, run=RUN, tick=lambda: None, date=""):
+def install(tmp_path, run=RUN, tick=lambda: None, date=""):
   return machine.install_interpreter(run, tmp_path / "code", tmp_path / "home", tmp_path / "log", tick, date)
 
 
-def test_an_interpreter_is_made_once_for_every_setup(tmp_path, uv):
-  first = made(tmp_path)
+def test_interpreter_is_installed_once_per_setup(tmp_path, uv):
+  first = install(tmp_path)
   assert os.path.exists(first)
   venv, pip = uv()
   assert "--python 3.12" in venv
   assert pip == f"pip install --python {first} {tmp_path}/code[{','.join(machine.list_extras())}]"
-  assert made(tmp_path) == first and len(uv()) == 2
+  assert install(tmp_path) == first and len(uv()) == 2
   (tmp_path / "code/setup.py").write_text("2")
-  assert made(tmp_path) != first and len(uv()) == 4
+  assert install(tmp_path) != first and len(uv()) == 4
 
 
-def test_no_package_is_newer_than_the_run_so_that_all_workers_have_the_same(tmp_path, uv):
-  first = made(tmp_path)
-  dated = made(tmp_path, date="2026-11-23T10:00:00Z")
+def test_packages_are_not_newer_than_the_run(tmp_path, uv):
+  first = install(tmp_path)
+  dated = install(tmp_path, date="2026-11-23T10:00:00Z")
   assert dated != first and "--exclude-newer=2026-11-23T10:00:00Z" in uv()[-1] and "exclude" not in uv()[1]
 
 
-def test_an_installation_that_fails_says_its_last_line_and_is_made_again(tmp_path, uv, monkeypatch):
+def test_failed_installation_reports_its_last_line_and_is_repeated(tmp_path, uv, monkeypatch):
   monkeypatch.setenv("FAILS", "yes")
   monkeypatch.setattr(machine.time, "sleep", lambda _: None)
   with pytest.raises(LaunchError, match="ended with 2: error: no such package: jax"):
-    made(tmp_path)
+    install(tmp_path)
   assert len(uv()) == 1 + machine.INSTALLS
   monkeypatch.delenv("FAILS")
-  assert os.path.exists(made(tmp_path))
+  assert os.path.exists(install(tmp_path))
 
 
-def test_an_installation_ends_when_the_worker_must(tmp_path, uv, monkeypatch):
+def test_installation_ends_if_the_worker_must_end(tmp_path, uv, monkeypatch):
   monkeypatch.setenv("FAILS", "hangs")
 
   class Asked(Exception):
@@ -177,27 +177,27 @@ def test_an_installation_ends_when_the_worker_must(tmp_path, uv, monkeypatch):
       raise Asked
 
   with pytest.raises(Asked):
-    made(tmp_path, tick=tick)
+    install(tmp_path, tick=tick)
   limits = spec.Limits(install=0.3)
   with pytest.raises(LaunchError, match=r"limits\.install"):
-    made(tmp_path, spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",), limits=limits))
+    install(tmp_path, spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",), limits=limits))
 
 
-def test_an_interpreter_that_is_named_is_looked_at(tmp_path, uv):
+def test_given_interpreter_is_checked(tmp_path, uv):
   run = spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",), python="/bin/sh")
-  assert made(tmp_path, run) == "/bin/sh" and not uv()
+  assert install(tmp_path, run) == "/bin/sh" and not uv()
   with pytest.raises(LaunchError, match="--python: /no/such is not a program"):
-    made(tmp_path, spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",), python="/no/such"))
+    install(tmp_path, spec.Run("vit", "hosts", "job", (), "/x", hosts=("h",), python="/no/such"))
   (tmp_path / "code/setup.py").unlink()
   with pytest.raises(LaunchError, match=r"no setup\.py"):
-    made(tmp_path)
+    install(tmp_path)
 
 
 @pytest.mark.parametrize(
   "device, extras",
   [("accel0", "tpu,gcs"), ("vfio/0", "tpu,gcs"), ("nvidia0", "gpu,gcs"), ("vfio/vfio", "gcs"), ("null", "gcs")],
 )
-def test_packages_are_those_of_the_devices(tmp_path, device, extras):
+def test_extras_follow_from_the_devices(tmp_path, device, extras):
   (tmp_path / "dev" / device).parent.mkdir(parents=True)
   (tmp_path / "dev" / device).touch()
   assert ",".join(machine.list_extras(str(tmp_path))) == extras

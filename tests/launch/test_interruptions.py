@@ -1,4 +1,4 @@
-"""Defects that were found from outside, by row: unreadable journals, absence, interruptions, health, quota."""
+"""Tests of former defects of the launcher: unreadable event logs, absence, interruptions, health, quota and cost."""
 
 import dataclasses
 import os
@@ -32,14 +32,14 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def here(tmp_path):
-  """A run of this machine."""
+  """A run on this machine."""
   folder = str(tmp_path / "run")
   return spec.check_and_complete(
     spec.Run("vit", "local", "train", (f"--workdir={folder}",), folder, processes=2, limits=LIMITS)
   )
 
 
-def begun(here):
+def begin_run(here):
   book = EventLog("vit", open_storage(here.folder))
   book.append("run", State(), run=here.dumps(), sha="c" * 64)
   book.append("intent", State(attempt=1, try_=1, stage=WATCHING))
@@ -47,12 +47,12 @@ def begun(here):
   return book
 
 
-# G6, G12.
+# Unreadable event logs.
 
 
 @pytest.mark.parametrize("form", ["folder", "pipe", "unreadable field", "garbage", "link to itself"])
-def test_g6_g12_a_journal_of_another_form_hides_no_other_run(here, form, capsys):
-  begun(here)
+def test_event_log_in_another_form_does_not_hide_other_runs(here, form, capsys):
+  begin_run(here)
   path = event_log.get_log_directory() / "odd.jsonl"
   if form == "folder":
     path.mkdir()
@@ -73,8 +73,8 @@ def test_g6_g12_a_journal_of_another_form_hides_no_other_run(here, form, capsys)
   assert "vit-a1" in said.out and ("odd" in said.out + said.err or form == "garbage")
 
 
-def test_g12_down_deletes_what_an_unreadable_journal_names(here, monkeypatch, capsys):
-  begun(here)
+def test_down_deletes_machines_named_in_an_unreadable_event_log(here, monkeypatch, capsys):
+  begin_run(here)
   for path in (event_log.get_log_directory() / "vit.jsonl", open_storage(here.folder)._folder / event_log.COPY):
     path.write_text(path.read_text().replace('"attempt": 1, "try_"', '"attempt": "1", "try_"'))
   with Cloud() as cloud:
@@ -84,7 +84,7 @@ def test_g12_down_deletes_what_an_unreadable_journal_names(here, monkeypatch, ca
   assert "launch down vit" in capsys.readouterr().out
 
 
-def test_g6_every_exit_of_a_watcher_names_what_goes_on(here, capsys):
+def test_every_exit_of_a_watcher_names_continuing_machines(here, capsys):
   class Broken(Engine):
     def look(self, attempt):
       raise ZeroDivisionError
@@ -96,10 +96,10 @@ def test_g6_every_exit_of_a_watcher_names_what_goes_on(here, capsys):
   assert cloud.made == [1] and "no longer watched: vit-a1 continues" in capsys.readouterr().out
 
 
-# G8.
+# Absence.
 
 
-def test_g8_absence_soon_after_a_request_makes_no_second_attempt():
+def test_absence_soon_after_a_request_creates_no_second_attempt():
   world = World(run())
   world.step()
   hidden, world.machines = world.machines, {}
@@ -111,7 +111,7 @@ def test_g8_absence_soon_after_a_request_makes_no_second_attempt():
   assert world.watch_to_end().state.end[0] == errors.DONE and world.made == [1]
 
 
-def test_g8_one_answer_that_a_running_attempt_is_absent_changes_nothing():
+def test_single_absence_of_a_running_attempt_is_ignored():
   world = World(run(), total=3000).until(running)
   for _ in range(3):
     hidden, world.machines = world.machines, {}
@@ -122,7 +122,7 @@ def test_g8_one_answer_that_a_running_attempt_is_absent_changes_nothing():
   assert world.state.stage == WATCHING and world.watch_to_end().made == [1]
 
 
-def test_g8_what_was_accepted_a_moment_ago_is_not_settled():
+def test_recently_accepted_attempt_is_not_settled():
   asked = run()
   book = EventLog("vit")
   book.append("run", State(), run=asked.dumps())
@@ -133,11 +133,11 @@ def test_g8_what_was_accepted_a_moment_ago_is_not_settled():
   assert not book.get_settling_seconds(1)
 
 
-# G9 and interruptions.
+# Interruptions.
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_g9_an_interruption_of_a_request_leaves_the_intent(here, moment, capsys):
+def test_interrupted_request_leaves_its_intent(here, moment, capsys):
   class Interrupted(Engine):
     def create(self, attempt, expires):
       if moment == "after":
@@ -159,18 +159,18 @@ def test_g9_an_interruption_of_a_request_leaves_the_intent(here, moment, capsys)
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_end_a_command_with_a_line(number, tmp_path):
+def test_signals_end_a_command_with_one_line(number, tmp_path):
   code = "import os, sys, time; from launch import __main__ as m; "
   code += "m.main = lambda words: (os.kill(os.getpid(), int(words[0])), time.sleep(9)); sys.exit(m.run_command_line())"
   result = subprocess.run([sys.executable, "-c", code, str(int(number))], capture_output=True, text=True, timeout=30)
   assert result.returncode == errors.INTERRUPTED and result.stderr == "interrupted\n"
 
 
-# G10.
+# Health.
 
 
 @pytest.mark.parametrize("word", [states.REPAIRING, states.LOST, states.STARTING, states.DELETING])
-def test_g10_workers_that_report_progress_outweigh_the_health_of_their_machines(word):
+def test_progress_reports_outweigh_bad_health_of_machines(word):
   world = World(run(), total=6000).until(running)
   world.tick_state = world.machines[1].state
   real = world.observe
@@ -183,7 +183,7 @@ def test_g10_workers_that_report_progress_outweigh_the_health_of_their_machines(
   assert world.watch_to_end().state.end[0] == errors.DONE and world.made == [1]
 
 
-def test_g10_machines_that_are_lost_and_silent_are_replaced_within_a_minute():
+def test_lost_and_silent_machines_are_replaced_within_75_seconds():
   world = World(run(), total=3000).until(running)
   before = world.now
   world.preempt(False)
@@ -191,11 +191,11 @@ def test_g10_machines_that_are_lost_and_silent_are_replaced_within_a_minute():
   assert world.now - before <= 75
 
 
-# G11.
+# Quota.
 
 
 @pytest.mark.parametrize("times", [3, 40])
-def test_g11_a_quota_that_is_still_held_after_a_preemption_is_waited_for(times):
+def test_quota_still_in_use_after_a_preemption_is_waited_for(times):
   world = World(run(), total=3000).until(running)
   world.preempt(True)
   act, refused = world.act, []
@@ -210,7 +210,7 @@ def test_g11_a_quota_that_is_still_held_after_a_preemption_is_waited_for(times):
   assert world.watch_to_end().state.end[0] == errors.DONE and world.made == [1, 2] and len(refused) == times
 
 
-def test_g11_a_quota_that_the_first_attempt_does_not_get_ends_the_run():
+def test_missing_quota_for_the_first_attempt_ends_the_run():
   world = World(run())
   world.refusal = QuotaError("Quota limit 'TPUV3' has been exceeded")
   world.step()
@@ -218,11 +218,11 @@ def test_g11_a_quota_that_the_first_attempt_does_not_get_ends_the_run():
   assert world.watch_to_end().state.end[0] == errors.DENIED
 
 
-# Money.
+# Cost.
 
 
-def test_a_run_ends_before_it_exceeds_its_cost():
-  asked = run(max_hours=100, max_cost=80.0, price=2.0)  # 16 chips: 2.5 hours, of which 1140 s are for a deletion
+def test_run_ends_before_it_exceeds_its_cost():
+  asked = run(max_hours=100, max_cost=80.0, price=2.0)  # 16 chips for 2.5 hours, with 1140 s reserved for a deletion
   world = World(asked, total=10**9)
   while world.state.stage != OVER:
     world.step()
@@ -233,7 +233,7 @@ def test_a_run_ends_before_it_exceeds_its_cost():
   assert 68.0 < hours * asked.chips * asked.price <= 72.0 and len(world.made) > 3
 
 
-def test_a_cost_without_a_price_is_refused():
+def test_cost_limit_without_a_price_is_refused():
   with pytest.raises(LaunchError, match=r"--max-cost.*--price"):
     run(max_cost=5.0)
   assert listing.compute_chip_hours(run(), states.State(used=HOUR), 0.0) == 16.0

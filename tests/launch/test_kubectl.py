@@ -1,4 +1,4 @@
-"""What kubectl's answers mean."""
+"""Tests of the meaning of kubectl's outputs and errors."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from launch.errors import DENIED, USAGE, LaunchError, QuotaError, UnknownError
 from tests.launch.scripted_kubectl import Answer, Kubectl, complaint
 
 REFUSED = "The connection to the server 10.0.0.1:443 was refused - did you specify the right host or port?"
-# Of kubectl 1.32: what it says, the exit code of launch that it means, and what the person must read.
+# Errors of kubectl 1.32: (message, exit code of launch, text that the user must read).
 FINAL = [
   ('Error from server (Forbidden): jobsets.jobset.x-k8s.io is forbidden: User "a" cannot create', DENIED, "rights"),
   ('Error from server (Forbidden): pods "x" is forbidden: exceeded quota: tpus', DENIED, "ask the administrator"),
@@ -50,33 +50,34 @@ def script(tmp_path, monkeypatch):
   return Kubectl(tmp_path)
 
 
-def asked(script, answer):
+def get_pods(script, answer):
   script.answers("get pods", answer)
   return gke.run_kubectl([*gke.build_base_command("ctx", "team"), "get", "pods"])
 
 
-def test_a_command_names_its_context_its_namespace_and_how_long_it_may_take(script):
-  assert asked(script, Answer("{}")) == "{}"
+def test_command_names_its_context_namespace_and_timeout(script):
+  assert get_pods(script, Answer("{}")) == "{}"
   assert script.calls == [["--request-timeout=20s", "--context=ctx", "--namespace=team", "get", "pods"]]
 
 
 @pytest.mark.parametrize(("text", "code", "remedy"), FINAL)
-def test_what_ends_a_run_says_what_to_do(script, text, code, remedy):
+def test_permanent_error_names_a_fix(script, text, code, remedy):
   with pytest.raises(LaunchError) as caught:
-    asked(script, complaint(text))
+    get_pods(script, complaint(text))
   assert caught.value.code == code
   assert remedy in str(caught.value)
 
 
-def test_a_quota_is_recognised_because_a_deleted_attempt_may_still_hold_it(script):
+def test_quota_error_is_recognised(script):
+  # A deleted attempt may still use the quota, so the launcher must recognise the error.
   with pytest.raises(QuotaError):
-    asked(script, complaint('Error from server (Forbidden): pods "x" is forbidden: exceeded quota: tpus'))
+    get_pods(script, complaint('Error from server (Forbidden): pods "x" is forbidden: exceeded quota: tpus'))
 
 
 @pytest.mark.parametrize("text", PASSING)
-def test_anything_else_is_not_known_and_never_absent(script, text):
+def test_other_errors_are_unknown_and_never_absent(script, text):
   with pytest.raises(UnknownError, match=r"kubectl: ."):
-    asked(script, complaint(text))
+    get_pods(script, complaint(text))
 
 
 def test_only_a_resource_that_is_not_found_is_absent(script):
@@ -86,33 +87,33 @@ def test_only_a_resource_that_is_not_found_is_absent(script):
       gke.run_kubectl(["kubectl", "get", kind])
 
 
-def test_what_is_there_already_is_known(script):
+def test_existing_resource_is_recognised(script):
   text = 'Error from server (AlreadyExists): error when creating "STDIN": jobsets.jobset.x-k8s.io "a" already exists'
   with pytest.raises(FileExistsError):
-    asked(script, complaint(text))
+    get_pods(script, complaint(text))
 
 
-def test_warnings_and_logs_of_kubectl_are_left_out_of_what_it_says(script):
+def test_warnings_and_logs_are_removed_from_errors(script):
   noise = 'E1123 10:00:00.1 1 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list"'
   with pytest.raises(UnknownError) as caught:
-    asked(script, complaint(f"Warning: old\n{noise}\n{noise}\n{REFUSED}"))
+    get_pods(script, complaint(f"Warning: old\n{noise}\n{noise}\n{REFUSED}"))
   assert str(caught.value) == f"kubectl: {REFUSED}"
 
 
-def test_a_kubectl_that_stands_still_is_no_answer(script, monkeypatch):
+def test_hanging_kubectl_is_unknown(script, monkeypatch):
   monkeypatch.setattr(gke, "TIMEOUT", 0.1)
   with pytest.raises(UnknownError, match="did not answer within"):
-    asked(script, Answer("{}", sleep=1))
+    get_pods(script, Answer("{}", sleep=1))
 
 
-def test_without_kubectl_the_line_that_installs_it_is_said(tmp_path, monkeypatch):
+def test_missing_kubectl_is_reported_with_the_installation_command(tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", str(tmp_path))
   with pytest.raises(LaunchError, match="gcloud components install kubectl") as caught:
     gke.get_default_context()
   assert caught.value.code == DENIED
 
 
-def test_the_context_of_now_is_asked_for(script):
+def test_current_context_is_read(script):
   script.answers("config current-context", Answer("gke_p_z_c\n"))
   assert gke.get_default_context() == "gke_p_z_c"
 

@@ -1,4 +1,4 @@
-"""One watches a run at a time."""
+"""Tests of the lease, which allows one watcher per run."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def folder(tmp_path):
   return open_storage(str(tmp_path))
 
 
-def test_a_second_one_is_told_who_watches_until_the_first_gives_back(folder):
+def test_second_watcher_is_refused_until_the_first_releases_the_lease(folder):
   first, second = Lease(folder, 60), Lease(folder, 60)
   assert second.holder() == ""
   first.take()
@@ -34,7 +34,7 @@ def test_a_second_one_is_told_who_watches_until_the_first_gives_back(folder):
   assert second.renew()
 
 
-def test_25_one_that_takes_by_force_ends_the_other(folder):
+def test_forced_lease_ends_the_other_watcher(folder):
   first, second = Lease(folder, 60), Lease(folder, 60)
   first.take()
   second.take(force=True)
@@ -43,7 +43,7 @@ def test_25_one_that_takes_by_force_ends_the_other(folder):
     first.renew()
 
 
-def test_one_that_is_not_renewed_is_free_after_its_duration(folder, monkeypatch):
+def test_lease_without_renewal_is_free_after_its_duration(folder, monkeypatch):
   monkeypatch.setattr(mailbox.socket, "gethostname", lambda: "elsewhere")
   Lease(folder, 0.2).take()
   monkeypatch.undo()
@@ -56,7 +56,7 @@ def test_one_that_is_not_renewed_is_free_after_its_duration(folder, monkeypatch)
 
 
 @pytest.mark.heavy
-def test_one_of_a_process_of_this_machine_that_was_killed_is_free_at_once(folder, tmp_path):
+def test_lease_of_a_killed_local_process_is_free_at_once(folder, tmp_path):
   code = "import sys, time; from launch.mailbox import *; from launch.storage import open_storage; "
   code += f"Lease(open_storage({str(tmp_path)!r}), 1000).take(); print('held', flush=True); time.sleep(60)"
   process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -70,7 +70,7 @@ def test_one_of_a_process_of_this_machine_that_was_killed_is_free_at_once(folder
 
 
 class Away(Disk):
-  """A folder that does not answer while `away`."""
+  """A folder that does not respond if `away` is True."""
 
   away = False
 
@@ -80,7 +80,7 @@ class Away(Disk):
     return super().write(*arguments)
 
 
-def test_a_folder_that_is_away_is_waited_for_half_of_the_duration(tmp_path):
+def test_unreachable_folder_is_waited_for_half_of_the_duration(tmp_path):
   folder = Away(str(tmp_path))
   held = Lease(folder, 0.6)
   held.take()
@@ -93,7 +93,7 @@ def test_a_folder_that_is_away_is_waited_for_half_of_the_duration(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[1]", b"\xff", json.dumps({"host": 1, "process": 2}).encode()])
-def test_a_file_that_says_nothing_is_held_by_nobody_known_until_it_is_old(folder, content):
+def test_unreadable_lease_is_held_until_it_expires(folder, content):
   folder.write(FILE, content)
   with pytest.raises(LaunchError, match="the run is watched by"):
     Lease(folder, 60).take()

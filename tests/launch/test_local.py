@@ -1,4 +1,4 @@
-"""Workers on this machine, made, looked at and deleted by the engine."""
+"""Tests of the engine for workers on this machine."""
 
 import dataclasses
 import os
@@ -21,18 +21,18 @@ WAIT = "print('waits', flush=True); time.sleep(60)"
 def lab(tmp_path, monkeypatch):
   with Lab(tmp_path, WAIT, processes=2) as lab:
     monkeypatch.setenv("XDG_STATE_HOME", str(lab.state))
-    monkeypatch.chdir("/")  # workers find themselves wherever `launch` is called
+    monkeypatch.chdir("/")  # workers do not depend on the current directory of `launch`
     yield lab
 
 
-def process(lab, number):
+def find_process(lab, number):
   return service.Service(f"vit-a1-w{number:02d}", lab.state / "vit_jax/launch").process()
 
 
-def test_workers_are_made_once_looked_at_and_deleted(lab):
+def test_workers_are_created_once_observed_and_deleted(lab):
   made = hosts.Engine(lab.run)
   assert made.look(1) == states.MachineStatus(states.ABSENT)
-  made.delete(1)  # of nothing
+  made.delete(1)  # no workers exist yet
   made.create(1, lab.attempt.expires)
   made.create(1, lab.attempt.expires)
   assert made.look(1) == states.MachineStatus(states.READY, hosts=2)
@@ -50,11 +50,11 @@ def test_workers_are_made_once_looked_at_and_deleted(lab):
 
 
 @pytest.mark.long
-def test_a_worker_that_died_is_a_loss(lab):
+def test_dead_worker_is_a_lost_machine(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
   lab.wait(lambda _: "waits" in lab.text())
-  os.kill(process(lab, 1), signal.SIGKILL)
+  os.kill(find_process(lab, 1), signal.SIGKILL)
   deadline = time.monotonic() + 10
   while (look := made.look(1)).state == states.READY:
     assert time.monotonic() < deadline
@@ -65,7 +65,7 @@ def test_a_worker_that_died_is_a_loss(lab):
 
 
 @pytest.mark.long
-def test_workers_that_end_by_themselves_are_gone(lab):
+def test_workers_that_end_by_themselves_are_absent(lab):
   made = hosts.Engine(lab.run)
   lab.mailbox.publish(dataclasses.replace(lab.attempt, expires=int(time.time()) + 3))
   made.create(1, 0)
@@ -77,7 +77,7 @@ def test_workers_that_end_by_themselves_are_gone(lab):
 
 
 @pytest.mark.long
-def test_the_command_that_deletes_by_hand_does(lab):
+def test_printed_command_deletes_the_workers(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
   result = subprocess.run(["sh", "-c", made.commands(1, 0).delete], capture_output=True, text=True, timeout=30)
@@ -97,7 +97,7 @@ def test_only_services_of_the_same_directory_are_removed(lab):
   assert made.look(1).state == states.ABSENT and not lab.programs()
 
 
-def test_what_cannot_be_made_is_said(lab, tmp_path):
+def test_unpublished_attempt_and_relative_workdir_are_reported(lab, tmp_path):
   lab.storage.delete("a1/spec.json")
   with pytest.raises(LaunchError, match="there is no attempt 1"):
     hosts.Engine(lab.run).create(1, 0)

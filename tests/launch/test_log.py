@@ -1,4 +1,4 @@
-"""The log of a worker in pieces, without secrets."""
+"""Tests of the log of a worker, which is sent in pieces without secrets."""
 
 import random
 import sys
@@ -9,8 +9,8 @@ from launch import program
 from launch.program import WorkerLog
 
 
-def pieces(file, last=False):
-  """All that is to be sent."""
+def read_pieces(file, last=False):
+  """Returns all pieces that are not sent yet."""
   content = b""
   while True:
     piece, end = file.read_piece(last)
@@ -20,21 +20,21 @@ def pieces(file, last=False):
     content += piece
 
 
-def test_pieces_are_the_file_also_over_a_kill(tmp_path, monkeypatch):
+def test_pieces_give_the_whole_file_also_after_a_kill(tmp_path, monkeypatch):
   monkeypatch.setattr(program, "PIECE", 1000)
   text = bytes(random.Random(0).randbytes(12_345))
   file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_bytes(text[:7000])
-  sent = pieces(file)
+  sent = read_pieces(file)
   (tmp_path / "log").write_bytes(text)
   again = WorkerLog(tmp_path / "log")
-  assert sent + pieces(again, last=True) == text
+  assert sent + read_pieces(again, last=True) == text
   assert all(len(again.read_piece()[0]) <= 1000 for _ in range(3))
   assert (tmp_path / "log").stat().st_mode & 0o77 == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_secret_passes_wherever_it_is_cut(tmp_path, monkeypatch, seed):
+def test_secrets_are_hidden_at_all_cuts(tmp_path, monkeypatch, seed):
   generator = random.Random(seed)
   monkeypatch.setattr(program, "PIECE", generator.randint(60, 90))
   secrets = ["hunter2hunter3", "hunter2hunter3-long\nwith a line", "tiny", "ähnlich→geheim"]
@@ -48,8 +48,8 @@ def test_no_secret_passes_wherever_it_is_cut(tmp_path, monkeypatch, seed):
     with open(tmp_path / "log", "ab") as writer:
       writer.write(content[position : position + step])
     position += step
-    sent += pieces(file)
-  sent += pieces(file, last=True)
+    sent += read_pieces(file)
+  sent += read_pieces(file, last=True)
   expected = whole
   for secret in sorted(secrets, key=len, reverse=True):
     expected = expected.replace(secret, "***") if len(secret) >= 8 else expected
@@ -59,45 +59,45 @@ def test_no_secret_passes_wherever_it_is_cut(tmp_path, monkeypatch, seed):
   assert file.redact(f"a {secrets[0]} b") == "a *** b"
 
 
-def test_what_is_far_behind_is_left_out_and_said(tmp_path, monkeypatch):
+def test_output_far_behind_is_dropped_with_a_note(tmp_path, monkeypatch):
   monkeypatch.setattr(program, "PIECE", 100)
   monkeypatch.setattr(program, "BEHIND", 1000)
   file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_text("a" * 5000 + "b" * 100)
-  assert pieces(file, last=True).decode() == "launch: 5,000 bytes are left out\n" + "b" * 100
+  assert read_pieces(file, last=True).decode() == "launch: 5,000 bytes are left out\n" + "b" * 100
 
 
-def test_a_flood_fills_neither_the_disk_nor_the_folder(tmp_path, monkeypatch):
+def test_excessive_output_fills_neither_the_disk_nor_the_run_directory(tmp_path, monkeypatch):
   monkeypatch.setattr(program, "BEHIND", 2**20)
   monkeypatch.setattr(program, "MOST", 2**21)
   file, sent = WorkerLog(tmp_path / "log"), b""
   file.write("an earlier try " * 1000)
-  sent = pieces(file, last=True)
+  sent = read_pieces(file, last=True)
   begin = file.begin()
   for number in range(64):
-    with open(tmp_path / "log", "ab") as writer:  # as the program does, which has it open
+    with open(tmp_path / "log", "ab") as writer:  # like the program, which keeps the file open
       writer.write(bytes([number + 32]) * 2**18)
     file.trim()
-    sent += pieces(file)
+    sent += read_pieces(file)
     assert sys.platform != "linux" or (tmp_path / "log").stat().st_blocks * 512 < 2**20 + 3 * 2**18
   assert len(sent) < 2**21 + 2 * 2**18 and b"launch: 2,097,152 bytes of a try; the try has more output" in sent
-  end = pieces(file, last=True)
+  end = read_pieces(file, last=True)
   assert end.endswith(b"_" * 2**18) and len(end) < 2**19 and b" bytes are left out\n" in end
   assert file.size() == begin + 64 * 2**18 and file.tail(begin) == "_" * program.TAIL
   file.begin()
   file.write("the next one")
-  assert pieces(file).endswith(b"the next one\n")
+  assert read_pieces(file).endswith(b"the next one\n")
 
 
-def test_what_is_trimmed_before_it_was_sent_is_left_out_and_said(tmp_path, monkeypatch):
+def test_output_trimmed_before_it_was_sent_is_noted(tmp_path, monkeypatch):
   monkeypatch.setattr(program, "BEHIND", 2**20)
   file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_bytes(b"#" * 2**21 + b"~" * 2**18)
   file.trim()
-  assert pieces(file, last=True) == b"launch: 2,097,152 bytes are left out\n" + b"~" * 2**18
+  assert read_pieces(file, last=True) == b"launch: 2,097,152 bytes are left out\n" + b"~" * 2**18
 
 
-def test_a_tail_is_of_one_try(tmp_path):
+def test_tail_contains_only_one_try(tmp_path):
   file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_text("before\n")
   here = file.size()
@@ -109,11 +109,11 @@ def test_a_tail_is_of_one_try(tmp_path):
   assert file.tail(0).splitlines()[-1].endswith("launch: a word")
 
 
-def test_a_file_that_is_gone_or_shorter_is_no_error(tmp_path):
+def test_removed_or_shorter_file_is_not_an_error(tmp_path):
   file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_text("abcdef")
-  assert pieces(file, last=True) == b"abcdef"
+  assert read_pieces(file, last=True) == b"abcdef"
   (tmp_path / "log").write_text("xyz")
-  assert pieces(file, last=True) == b"xyz"
+  assert read_pieces(file, last=True) == b"xyz"
   (tmp_path / "log").unlink()
   assert (file.read_piece(), file.tail(0), file.size()) == ((b"", 0), "", 0)

@@ -1,4 +1,4 @@
-"""Logs of all workers in one stream."""
+"""Tests of the logs of all workers in one stream."""
 
 import pytest
 
@@ -25,41 +25,41 @@ def printed(capsys, *words):
   return capsys.readouterr().out.splitlines()
 
 
-def test_lines_carry_their_worker_and_come_in_order_of_time(files, capsys):
+def test_lines_name_their_worker_and_are_in_order_of_time(files, capsys):
   files.write_log(1, 0, b"one\ntwo\n")
   files.write_log(0, 0, b"three\n")
   files.write_log(1, 1, b"four")
   assert printed(capsys) == ["[w01] one", "[w01] two", "[w00] three", "[w01] four"]
 
 
-def test_a_line_in_two_pieces_is_one(files, capsys):
+def test_line_in_two_pieces_is_joined(files, capsys):
   for piece, content in enumerate((b"step 1\nst", b"ep 2\n", "schön".encode()[:4], "schön".encode()[4:])):
     files.write_log(0, piece, content)
   assert printed(capsys) == ["[w00] step 1", "[w00] step 2", "[w00] schön"]
 
 
-def test_one_worker_and_lines_with_a_text_are_chosen(files, capsys):
+def test_worker_and_grep_select_lines(files, capsys):
   files.write_log(0, 0, b"loss 1\nacc 2\n")
   files.write_log(1, 0, b"loss 3\n")
   assert printed(capsys, "-w", "0", "--grep=loss") == ["[w00] loss 1"]
 
 
-def test_what_would_move_a_terminals_cursor_is_shown_and_not_done(files, capsys):
+def test_control_characters_are_replaced(files, capsys):
   files.write_log(0, 0, b"\x1b[2J\x07ok\xff\r\n")
   assert printed(capsys) == ["[w00] \ufffd[2J\ufffdok\ufffd"]
 
 
 @pytest.mark.parametrize("worker", ["2", "-1", "x", ""])
-def test_a_worker_that_is_none_is_named(files, worker):
+def test_unknown_worker_is_refused(files, worker):
   with pytest.raises(LaunchError, match="allowed: all, 0 to 1"):
     logs.logs(flags.parse_flags(["logs", "vit", f"--worker={worker}"])[0])
 
 
-def test_an_attempt_that_never_was_is_named_with_those_that_were(files):
+def test_unknown_attempt_is_refused_with_the_known_attempts(files):
   with pytest.raises(LaunchError, match="--attempt: 9; allowed: 1"):
     logs.logs(flags.parse_flags(["logs", "vit", "--attempt=9"])[0])
 
 
-def test_an_attempt_that_printed_nothing_says_where_to_look(files, capsys):
+def test_attempt_without_output_names_the_status_command(files, capsys):
   logs.logs(flags.parse_flags(["logs", "vit"])[0])
   assert "launch status vit" in capsys.readouterr().err

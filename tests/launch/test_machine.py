@@ -1,4 +1,4 @@
-"""Who a worker is by the metadata server, its ports and limits, secrets, and the end of its machine."""
+"""Tests of a worker's number from the metadata server, ports, limits, secrets, and the deletion of its machine."""
 
 import base64
 import contextlib
@@ -40,14 +40,14 @@ def server(monkeypatch):
     {"description": "Cloud TPU node projects/p/locations/z/nodes/vit-a3-1"},
   ],
 )
-def test_a_worker_is_counted_over_the_slices(server, answers):
+def test_workers_are_numbered_over_the_slices(server, answers):
   server.answers |= {f"instance/{key}": value for key, value in answers.items()}
   server.answers["instance/attributes/agent-worker-number"] = [500, "2"]
   assert machine.find_worker(RUN, 3, None) == 1 * 4 + 2
   assert all(headers["Metadata-Flavor"] == "Google" for _, _, headers in server.asked)
 
 
-def test_a_worker_that_is_nobody_is_an_error(server):
+def test_worker_without_a_number_is_an_error(server):
   with pytest.raises(LaunchError, match="no number for this worker"):
     machine.find_worker(RUN, 3, None)
   server.answers["instance/attributes/agent-worker-number"] = "1"
@@ -62,14 +62,14 @@ def test_a_worker_that_is_nobody_is_an_error(server):
     machine.find_worker(RUN, 3, None)
 
 
-def test_the_address_is_the_one_of_the_machine(server):
+def test_address_is_the_address_of_the_machine(server):
   server.answers["instance/network-interfaces/0/ip"] = "10.1.2.3\n"
   assert machine.find_address("qr") == "10.1.2.3"
   assert machine.find_address("local") == "127.0.0.1"
   socket.inet_aton(machine.find_address("hosts"))
 
 
-def test_a_coordinator_has_the_first_free_port_that_the_firewall_opens():
+def test_coordinator_uses_the_first_free_port_that_the_firewall_opens():
   taken = [socket.socket() for _ in machine.PORTS]
   for probe, number in zip(taken[:2], machine.PORTS, strict=False):
     probe.bind(("", number))
@@ -88,7 +88,7 @@ def test_a_coordinator_has_the_first_free_port_that_the_firewall_opens():
   assert machine.find_port("local")[0] not in machine.PORTS
 
 
-def test_the_firewall_rule_of_the_page_on_pods_opens_the_ports_of_a_run():
+def test_documented_firewall_rule_opens_the_ports_of_a_run():
   page = pathlib.Path(__file__).parents[2].joinpath("docs/guides/tpu-vms.md").read_text()
   (rule,) = re.findall(r"--target-tags=vitjax --allow=((?:tcp:[\d-]+,?)+)\n.*subnets", page)
   ranges = [[int(number) for number in part.split("-")] for part in rule.replace("tcp:", "").split(",")]
@@ -99,14 +99,14 @@ def test_the_firewall_rule_of_the_page_on_pods_opens_the_ports_of_a_run():
   assert [int(number) for number in shown] == ranges[0]
 
 
-def test_the_queued_resource_of_the_machine_is_deleted(server):
+def test_queued_resource_of_the_machine_is_deleted(server):
   path = "/v2/projects/my-project/locations/europe-west4-a/queuedResources/vit-a3?force=true"
   server.answers |= {"instance/zone": "projects/7/zones/europe-west4-a", path: [503, 500, "{}"]}
   run = dataclasses.replace(RUN, limits=spec.Limits(beat=0.01))
   machine.delete_own_slice(run, 3)
   deletes = [(path, headers.get("Authorization")) for method, path, headers in server.asked if method == "DELETE"]
   assert deletes == [(path, "Bearer abc")] * 3
-  server.answers[path] = 404  # another worker was first
+  server.answers[path] = 404  # another worker has deleted it
   machine.delete_own_slice(run, 3)
   for status in (403, 500):
     server.answers[path] = status
@@ -115,7 +115,7 @@ def test_the_queued_resource_of_the_machine_is_deleted(server):
     assert error.value.code == DENIED
 
 
-def test_a_secret_comes_from_secret_manager(server):
+def test_secret_is_read_from_secret_manager(server):
   name = "projects/p/secrets/wandb/versions/3"
   value = "ä" * 9
   data = base64.b64encode(value.encode()).decode()
@@ -137,7 +137,7 @@ def test_a_secret_comes_from_secret_manager(server):
     ("garbage", "a", "", 0),
   ],
 )
-def test_kills_for_want_of_memory_are_counted(tmp_path, group, file, text, count):
+def test_kills_for_lack_of_memory_are_counted(tmp_path, group, file, text, count):
   for name, content in (("proc/self/cgroup", group), (file, text)):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(content)
@@ -145,7 +145,7 @@ def test_kills_for_want_of_memory_are_counted(tmp_path, group, file, text, count
   assert machine.count_oom_kills(str(tmp_path / "none")) == 0
 
 
-def test_huge_pages_are_set_or_it_is_said(tmp_path):
+def test_huge_pages_are_enabled_or_a_note_is_returned(tmp_path):
   file = tmp_path / machine._PAGES
   file.parent.mkdir(parents=True)
   file.write_text("always [madvise] never")
@@ -155,8 +155,8 @@ def test_huge_pages_are_set_or_it_is_said(tmp_path):
   assert machine.raise_limits("local", str(tmp_path / "none")) == ""
 
 
-def test_g6_without_sockets_a_machine_has_no_port_and_it_is_unknown():
-  """All descriptors are taken, as in a process that leaks them."""
+def test_port_is_unknown_without_free_descriptors():
+  """Uses all file descriptors, like a process that leaks them."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
   taken = []
@@ -180,14 +180,14 @@ def test_g6_without_sockets_a_machine_has_no_port_and_it_is_unknown():
 
 
 @pytest.mark.parametrize("text", ["", "x", "\u00b2", "1\n2", "9" * 5000, "-1"])
-def test_g6_a_number_of_a_worker_that_is_none_is_an_error(server, text):
+def test_invalid_number_of_a_worker_is_an_error(server, text):
   server.answers["instance/attributes/agent-worker-number"] = text
   with pytest.raises(LaunchError, match=r"no number for this worker|slices of"):
     machine.find_worker(RUN, 1, None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"payload": 1}', '{"payload": {"data": 5}}', "[" * 10**5])
-def test_g6_a_secret_of_another_form_is_an_error(server, text):
+def test_secret_in_another_form_is_an_error(server, text):
   server.answers["/v1/projects/p/secrets/s/versions/1:access"] = text
   with pytest.raises(LaunchError, match="is not UTF-8 text"):
     machine.read_secret("projects/p/secrets/s/versions/1")

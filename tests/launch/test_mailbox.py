@@ -1,4 +1,4 @@
-"""What workers and the one who watches tell each other through files, also where a file is not theirs."""
+"""Tests of the files through which workers and the watcher communicate, also after changes by other users."""
 
 import json
 
@@ -16,7 +16,7 @@ def mailbox(tmp_path):
   return Mailbox(Disk(str(tmp_path)), 2)
 
 
-def test_what_is_told_comes_back(mailbox):
+def test_stored_values_are_read_again(mailbox):
   attempt = Attempt(launches.run("qr", args=("ä", "$(id)")), 2, "0" * 64, 1_795_300_000)
   mailbox.publish(attempt)
   assert mailbox.attempt() == attempt
@@ -29,14 +29,14 @@ def test_what_is_told_comes_back(mailbox):
   assert (worker, found) == (1, report) and 0 <= age < 60
 
 
-def test_pieces_of_a_log_are_in_their_order_beyond_the_tenth(mailbox):
+def test_pieces_of_a_log_are_in_numeric_order(mailbox):
   for piece in (0, 2, 10, 9, 100, 1):
     mailbox.write_log(1, piece, b"x")
   mailbox.write_log(11, 0, b"of another")
   assert [int(name.rpartition(".")[2]) for name in mailbox.list_pieces(1)] == [0, 1, 2, 9, 10, 100]
 
 
-def test_attempts_know_nothing_of_each_other(tmp_path):
+def test_attempts_are_separate(tmp_path):
   first, second = (Mailbox(Disk(str(tmp_path)), number) for number in (1, 11))
   first.report(WorkerReport(0))
   first.write_order(Order(5))
@@ -52,7 +52,7 @@ VALUES = strategies.none() | strategies.booleans() | strategies.integers() | str
 
 @pytest.mark.parametrize("kind", [WorkerReport, Order])
 @given(data=strategies.data())
-def test_a_file_that_anybody_changed_is_no_answer_or_one_of_the_right_types(tmp_path_factory, kind, data):
+def test_changed_file_is_unknown_or_has_the_right_types(tmp_path_factory, kind, data):
   mailbox = Mailbox(Disk(str(tmp_path_factory.getbasetemp() / "changed")), 1)
   good = vars(WorkerReport(0)) if kind is WorkerReport else vars(Order())
   field = data.draw(strategies.sampled_from(sorted(good)))
@@ -68,7 +68,7 @@ def test_a_file_that_anybody_changed_is_no_answer_or_one_of_the_right_types(tmp_
 
 
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "-1" + "0" * 20, "1e400", "NaN", "9" * 5000])
-def test_a_number_that_no_run_could_have_is_no_answer(mailbox, value):
+def test_impossible_number_is_unknown(mailbox, value):
   mailbox.storage.write("a2/order.json", f'{{"try_": {value}}}'.encode())
   mailbox.storage.write("a2/w00.json", f'{{"worker": 0, "clock": {value}}}'.encode())
   for ask in (mailbox.order, lambda: mailbox.seen(0)):
@@ -76,7 +76,7 @@ def test_a_number_that_no_run_could_have_is_no_answer(mailbox, value):
       ask()
 
 
-def test_a_report_that_cannot_be_read_hides_no_other(mailbox):
+def test_unreadable_report_does_not_hide_other_reports(mailbox):
   for worker in range(3):
     mailbox.report(WorkerReport(worker, step=worker))
   mailbox.storage.write("a2/w01.json", b'{"step": 2000000000000000000}')
@@ -85,13 +85,13 @@ def test_a_report_that_cannot_be_read_hides_no_other(mailbox):
   assert len(mailbox.reports(4)) == 3 and mailbox.unreadable == []
 
 
-def test_a_report_is_of_whom_its_name_says(mailbox):
+def test_file_name_determines_the_worker_of_a_report(mailbox):
   mailbox.storage.write("a2/w01.json", b'{"worker": 3, "step": 7}')
   assert mailbox.seen(1)[0] == WorkerReport(1, step=7)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"5", b'{"x": 1}', b"[" * 100_000, b"{", b'[["try_", 1]]'])
-def test_what_is_no_file_of_ours_is_no_answer(mailbox, content):
+def test_foreign_file_is_unknown(mailbox, content):
   for name in ("a2/spec.json", "a2/order.json", "a2/w00.json"):
     mailbox.storage.write(name, content)
   for ask in (mailbox.attempt, mailbox.order, lambda: mailbox.seen(0)):

@@ -1,4 +1,4 @@
-"""How `python -m launch` ends: one line and a code for whatever goes wrong."""
+"""Tests of the end of `python -m launch`: every error has one line and a code."""
 
 import importlib
 import signal
@@ -26,14 +26,14 @@ def handlers():
     signal.signal(number, handler)
 
 
-def ended(monkeypatch, capsys, *words):
+def run_launch(monkeypatch, capsys, *words):
   monkeypatch.setattr("sys.argv", ["launch", *words])
   return main.run_command_line(), capsys.readouterr()
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "stop", "down", "ssh", "restart", "adopt", "report"])
-def test_a_run_that_nobody_knows_is_one_line(monkeypatch, capsys, verb):
-  code, said = ended(monkeypatch, capsys, verb, "nobody")
+def test_unknown_run_is_reported_in_one_line(monkeypatch, capsys, verb):
+  code, said = run_launch(monkeypatch, capsys, verb, "nobody")
   assert code == errors.USAGE and "this machine has no such run" in said.err and said.err.count("\n") == 1
 
 
@@ -46,33 +46,33 @@ def test_a_run_that_nobody_knows_is_one_line(monkeypatch, capsys, verb):
     (KeyboardInterrupt(), errors.INTERRUPTED, "interrupted"),
   ],
 )
-def test_an_end_has_its_code_and_its_line(monkeypatch, capsys, error, code, text):
+def test_error_ends_with_its_code_and_one_line(monkeypatch, capsys, error, code, text):
   def fail(_):
     raise error
 
   monkeypatch.setattr(listing, "ls", fail)
-  found, said = ended(monkeypatch, capsys, "ls")
+  found, said = run_launch(monkeypatch, capsys, "ls")
   assert found == code and text in said.err and said.err.count("\n") == 1
 
 
-def test_a_run_is_rendered_for_all_three(monkeypatch, capsys):
+def test_run_is_rendered_in_all_three_formats(monkeypatch, capsys):
   words = ["vit", "--backend=gke", "--tpu=v5e-16", "--image=europe-docker.pkg.dev/p/r/vit@sha256:" + "0" * 64]
   words += ["--cluster=c"]
   run = ["--", "vit_jax.train", "--config=c.py", "--workdir=gs://bkt/a"]
   for flags, text in (([], "kind: JobSet"), (["--xpk"], "xpk workload create"), (["--skypilot"], "accelerators:")):
-    code, said = ended(monkeypatch, capsys, "render", *words, *flags, *run)
+    code, said = run_launch(monkeypatch, capsys, "render", *words, *flags, *run)
     assert code == 0 and text in said.out
 
 
 @pytest.mark.parametrize("words", [["--backend=local"], ["--backend=local", "--skypilot"], ["--backend=qr"]])
-def test_a_form_that_a_backend_does_not_have_is_refused_with_those_that_there_are(monkeypatch, capsys, words):
+def test_unsupported_format_is_refused_with_the_supported_formats(monkeypatch, capsys, words):
   place = ["--tpu=v3-32", "--project=my-project"] * ("--backend=qr" in words)
   run = ["--", "vit_jax.train", "--config=c.py", "--workdir=gs://bkt/a"]
-  code, said = ended(monkeypatch, capsys, "render", "vit", *words, *place, *run)
+  code, said = run_launch(monkeypatch, capsys, "render", "vit", *words, *place, *run)
   assert code == errors.USAGE and not said.out
   assert "JobSets are for gke, --xpk and --skypilot for gke and qr" in said.err
 
 
-def test_nothing_is_listed_where_nothing_is(monkeypatch, capsys):
-  code, said = ended(monkeypatch, capsys, "ls")
+def test_empty_list_is_reported(monkeypatch, capsys):
+  code, said = run_launch(monkeypatch, capsys, "ls")
   assert code == 0 and said.out.startswith("no machines and no unfinished runs\n")

@@ -1,4 +1,4 @@
-"""The JobSet and the ConfigMap of an attempt."""
+"""Tests of the JobSet and the ConfigMap of an attempt."""
 
 import base64
 import io
@@ -18,12 +18,12 @@ from launch.errors import LaunchError
 from tests.launch import launches
 
 PACKAGE = pathlib.Path(manifests.__file__).parent
-# What the Job controller says of a pod that failed, in Go's format: pkg/controller/job/pod_failure_policy.go of
+# The message of the Job controller for a failed pod, in Go's format: pkg/controller/job/pod_failure_policy.go of
 # kubernetes/kubernetes.
 FAILED = "Container %s for pod %s/%s failed with exit code %v matching %v rule at index %d"
 
 
-def made(attempt=1, **changes):
+def make_jobset(attempt=1, **changes):
   return manifests.make_jobset(launches.run("gke", **changes), attempt, 1_795_300_000)
 
 
@@ -46,8 +46,8 @@ def variables(jobset):
 
 
 @pytest.mark.parametrize("name", tpus.list_slices())
-def test_every_host_of_a_slice_has_a_pod_with_all_its_chips(name):
-  jobset, slice_ = made(tpu=name, slices=3), tpus.find_slice(name)
+def test_each_host_of_a_slice_has_a_pod_with_all_its_chips(name):
+  jobset, slice_ = make_jobset(tpu=name, slices=3), tpus.find_slice(name)
   hosts, limits = job(jobset)["parallelism"], container(jobset)["resources"]["limits"]
   assert hosts == job(jobset)["completions"] == slice_.hosts
   assert hosts * limits["google.com/tpu"] == slice_.chips
@@ -62,15 +62,15 @@ def test_every_host_of_a_slice_has_a_pod_with_all_its_chips(name):
   assert exclusive == ("cloud.google.com/gke-nodepool" if slice_.hosts > 1 else None)
 
 
-def test_a_pod_is_never_started_again_alone():
-  assert job(made())["backoffLimit"] == 0
-  assert pod(made())["restartPolicy"] == "Never"
-  assert made()["spec"]["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
-  assert job(made())["completionMode"] == "Indexed"
+def test_single_pod_is_never_restarted():
+  assert job(make_jobset())["backoffLimit"] == 0
+  assert pod(make_jobset())["restartPolicy"] == "Never"
+  assert make_jobset()["spec"]["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
+  assert job(make_jobset())["completionMode"] == "Indexed"
 
 
 def action(jobset, reason, message):
-  """What JobSet's controller does: the first rule that fits both, else a restart that counts."""
+  """Returns the action of JobSet's controller: the first rule that matches reason and message, or a counted restart."""
   for rule in jobset["spec"]["failurePolicy"]["rules"]:
     patterns = rule.get("onJobFailureMessagePatterns", [])
     if reason in rule["onJobFailureReasons"] and (not patterns or any(re.search(each, message) for each in patterns)):
@@ -79,8 +79,8 @@ def action(jobset, reason, message):
 
 
 @pytest.mark.parametrize("code", [1, 2, 42, 43, 44, 45, 134, 137, 143, 144, 245, 254])
-def test_an_exit_code_means_on_gke_what_the_contract_says(code):
-  jobset = made()
+def test_exit_codes_have_their_documented_effect_on_gke(code):
+  jobset = make_jobset()
   reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
   exits, disruption = job(jobset)["podFailurePolicy"]["rules"]
   assert disruption == {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
@@ -95,9 +95,9 @@ def test_an_exit_code_means_on_gke_what_the_contract_says(code):
   assert action(jobset, reason, message) == expected
 
 
-def test_preemptions_do_not_count_and_failures_do_and_the_end_of_its_time_is_final():
-  jobset = made(max_failures=5, max_hours=0.5)
-  assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 4  # and the first start
+def test_only_failures_count_and_the_deadline_is_final():
+  jobset = make_jobset(max_failures=5, max_hours=0.5)
+  assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 4  # plus the first start
   lost = "Pod default/vit-b16-a1-s-0-2-45xyz has condition DisruptionTarget matching FailJob rule at index 1"
   assert action(jobset, "PodFailurePolicy", lost) == "RestartJobSetAndIgnoreMaxRestarts"
   assert job(jobset)["activeDeadlineSeconds"] == 1800
@@ -107,9 +107,9 @@ def test_preemptions_do_not_count_and_failures_do_and_the_end_of_its_time_is_fin
   assert all(re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", name) for name in names)  # JobSet's own rule
 
 
-def test_a_worker_is_told_its_slice_host_and_start_by_the_labels_of_its_pod():
+def test_worker_gets_slice_host_and_restart_from_its_pod():
   paths = {key: value["valueFrom"]["fieldRef"]["fieldPath"]
-           for key, value in variables(made()).items() if key.startswith("LAUNCH_")}  # fmt: skip
+           for key, value in variables(make_jobset()).items() if key.startswith("LAUNCH_")}  # fmt: skip
   assert paths == {
     "LAUNCH_SLICE": "metadata.labels['jobset.sigs.k8s.io/job-index']",
     "LAUNCH_INDEX": "metadata.annotations['batch.kubernetes.io/job-completion-index']",
@@ -117,42 +117,42 @@ def test_a_worker_is_told_its_slice_host_and_start_by_the_labels_of_its_pod():
   }
 
 
-def expanded(text, environment):
-  """As Kubernetes puts variables into commands: third_party/forked/golang/expansion of kubernetes/kubernetes."""
+def expand_variables(text, environment):
+  """Expands variables like Kubernetes: third_party/forked/golang/expansion of kubernetes/kubernetes."""
   return re.sub(r"\$(\$|\(([^)]*)\))",
                 lambda m: "$" if m[1] == "$" else environment.get(m[2], m[0]), text)  # fmt: skip
 
 
 @hypothesis.given(strategies.text("$()aHOME_;' \"", min_size=1, max_size=20))
-def test_the_command_reaches_the_worker_byte_for_byte(name):
+def test_command_reaches_the_worker_unchanged(name):
   workdir = f"gs://bkt/{name}"
-  words = container(made(workdir=workdir))["command"]
-  received = [expanded(word, {"HOME": "/root", "PYTHONPATH": "x", "a": "b"}) for word in words]
+  words = container(make_jobset(workdir=workdir))["command"]
+  received = [expand_variables(word, {"HOME": "/root", "PYTHONPATH": "x", "a": "b"}) for word in words]
   folder = f"--folder={workdir.rstrip('/')}/launch"
   start = ["python3", "-u", "-m", "launch.worker", "run"]
   assert received == [*start, folder, "--attempt=1", "--engine=gke"]
 
 
-def test_no_value_of_a_secret_and_no_word_of_the_user_is_in_it():
+def test_jobset_has_neither_secrets_nor_words_of_the_user():
   secrets = {"KEY": "k8s:wandb/api.key", "TOKEN": "projects/p/secrets/t/versions/3"}
-  jobset = made(secrets=secrets, env={"A": "canary-env"}, args=("--x=canary-word",))
+  jobset = make_jobset(secrets=secrets, env={"A": "canary-env"}, args=("--x=canary-word",))
   assert "canary" not in json.dumps(jobset)
   assert variables(jobset)["KEY"] == {
     "name": "KEY", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "api.key"}}
   }  # fmt: skip
-  assert "TOKEN" not in variables(jobset)  # which the worker gets with the pod's service account
+  assert "TOKEN" not in variables(jobset)  # the worker reads it with the pod's service account
 
 
 @pytest.mark.parametrize("capacity", spec.CAPACITIES)
-def test_capacity_chooses_the_nodes(capacity):
-  jobset = made(capacity=capacity, max_hours=2)
+def test_capacity_selects_the_nodes(capacity):
+  jobset = make_jobset(capacity=capacity, max_hours=2)
   labels = {"spot": "cloud.google.com/gke-spot", "flex-start": "cloud.google.com/gke-flex-start"}
   selector, tolerated = pod(jobset)["nodeSelector"], {each["key"] for each in pod(jobset)["tolerations"]}
   assert {key for key in labels.values() if selector.get(key) == "true"} == {labels.get(capacity)} - {None}
   assert {"google.com/tpu"} <= tolerated
   assert (capacity == "flex-start") == ("cloud.google.com/gke-queued" in tolerated)
   affinity = pod(jobset).get("affinity", {}).get("nodeAffinity", {})
-  if capacity in ("on-demand", "reserved"):  # never on machines that are taken away
+  if capacity in ("on-demand", "reserved"):  # never on preemptible machines
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert {(each["key"], each["operator"]) for each in term["matchExpressions"]} == {
       (key, "DoesNotExist") for key in labels.values()
@@ -161,7 +161,7 @@ def test_capacity_chooses_the_nodes(capacity):
   assert limit == ("7200" if capacity == "flex-start" else None)
 
 
-def test_everything_of_an_attempt_has_our_labels_and_goes_with_the_jobset():
+def test_objects_of_an_attempt_have_labels_and_belong_to_the_jobset():
   run = launches.run("gke", queue="tpu-queue", owner="al_ice")
   jobset = manifests.make_jobset(run, 12, 1_795_300_000)
   mine = {"vitjax": "1", "vitjax-run": "vit-b16", "vitjax-owner": "al_ice", "vitjax-attempt": "12",
@@ -178,38 +178,38 @@ def test_everything_of_an_attempt_has_our_labels_and_goes_with_the_jobset():
   assert owner == {
     "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "vit-b16-a12", "uid": "u-1"
   }  # fmt: skip
-  assert "kueue" not in json.dumps(made(queue=""))
+  assert "kueue" not in json.dumps(make_jobset(queue=""))
 
 
-def test_names_of_pods_fit_for_the_longest_name_of_a_run():
-  jobset = made(999, name="n" * 42, tpu="v5e-256", slices=256)
+def test_pod_names_fit_with_the_longest_run_name():
+  jobset = make_jobset(999, name="n" * 42, tpu="v5e-256", slices=256)
   (replicated,) = jobset["spec"]["replicatedJobs"]
   last = f"-{replicated['replicas'] - 1}-{job(jobset)['completions'] - 1}-abcde"
   assert len(jobset["metadata"]["name"] + "-" + replicated["name"] + last) <= 63  # a DNS label
 
 
-def test_volumes_are_those_that_are_mounted():
-  mounts = {each["name"]: each["mountPath"] for each in container(made())["volumeMounts"]}
-  volumes = {each.pop("name"): each for each in pod(made())["volumes"]}
+def test_volumes_match_the_mounts():
+  mounts = {each["name"]: each["mountPath"] for each in container(make_jobset())["volumeMounts"]}
+  volumes = {each.pop("name"): each for each in pod(make_jobset())["volumes"]}
   assert volumes == {"shm": {"emptyDir": {"medium": "Memory"}}, "code": {"configMap": {"name": "vit-b16-a1"}}}
   assert mounts.keys() == volumes.keys() and mounts["shm"] == "/dev/shm"
-  assert variables(made())["PYTHONPATH"]["value"] == f"{mounts['code']}/launch.zip"
-  assert pod(made())["terminationGracePeriodSeconds"] > launches.run("gke").limits.grace
+  assert variables(make_jobset())["PYTHONPATH"]["value"] == f"{mounts['code']}/launch.zip"
+  assert pod(make_jobset())["terminationGracePeriodSeconds"] > launches.run("gke").limits.grace
 
 
-def test_the_service_account_is_one_of_kubernetes():
-  assert pod(made(service_account="vit-train"))["serviceAccountName"] == "vit-train"
-  assert "serviceAccountName" not in pod(made())
+def test_service_account_must_be_of_kubernetes():
+  assert pod(make_jobset(service_account="vit-train"))["serviceAccountName"] == "vit-train"
+  assert "serviceAccountName" not in pod(make_jobset())
   with pytest.raises(LaunchError, match=r"--service-account: 'vit@p\.iam.*Kubernetes"):
-    made(service_account="vit@p.iam.gserviceaccount.com")
+    make_jobset(service_account="vit@p.iam.gserviceaccount.com")
   with pytest.raises(LaunchError, match=r"--service-account: 'vit-train'.*an address"):
     launches.run("qr", service_account="vit-train")
 
 
-def test_the_code_of_the_workers_is_the_same_bytes_for_the_same_files_and_fits():
+def test_packed_code_is_reproducible_and_fits_into_a_config_map():
   packed = manifests.pack_launch()
   assert packed == manifests.pack_launch()
-  assert len(base64.b64encode(packed)) < 2**20  # what a ConfigMap may have
+  assert len(base64.b64encode(packed)) < 2**20  # the limit of a ConfigMap
   with zipfile.ZipFile(io.BytesIO(packed)) as file:
     names = file.namelist()
     assert file.read("launch/spec.py").decode() == open(spec.__file__).read()
@@ -218,7 +218,7 @@ def test_the_code_of_the_workers_is_the_same_bytes_for_the_same_files_and_fits()
 
 
 @pytest.mark.heavy
-def test_python_runs_launch_out_of_the_archive(tmp_path):
+def test_python_imports_launch_from_the_archive(tmp_path):
   (tmp_path / "launch.zip").write_bytes(manifests.pack_launch())
   names = [str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".") for path in PACKAGE.rglob("[!_]*.py")]
   program = "import importlib, sys; [importlib.import_module(f'launch.{name}') for name in sys.argv[1:]]\n"

@@ -1,4 +1,4 @@
-"""What reaches a terminal commands none."""
+"""Tests of printed text: control characters, closed outputs, and numbers with nouns."""
 
 import io
 
@@ -17,13 +17,13 @@ from vit_jax.schema import texts
     ("\u202egpj.exe \ud8ff \udcff", "�gpj.exe � �"),
   ],
 )
-def test_what_commands_a_terminal_or_has_no_encoding_is_shown_and_not_done(text, shown):
+def test_control_characters_and_surrogates_are_replaced(text, shown):
   stream = io.StringIO()
   print(text, file=errors.PrintableStream(stream))
   assert stream.getvalue() == shown + "\n"
 
 
-def test_what_is_said_to_nobody_ends_nothing(monkeypatch):
+def test_closed_output_does_not_raise_errors(monkeypatch):
   class Gone(io.StringIO):
     def write(self, text):
       raise BrokenPipeError
@@ -35,7 +35,7 @@ def test_what_is_said_to_nobody_ends_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("words", [("chip",), ("try", "tries")])
-def test_a_number_has_its_noun_as_in_messages_of_vit_jax(words):
+def test_amounts_match_messages_of_vit_jax(words):
   amounts = [errors.amount(number, *words) for number in (0, 1, 2, 1437)]
   assert amounts == [texts.format_amount(number, *words) for number in (0, 1, 2, 1437)]
   assert amounts[1] == f"1 {words[0]}" and amounts[3] == f"1,437 {words[-1] if words[1:] else 'chips'}"

@@ -1,4 +1,4 @@
-"""The project of a run is checked by reading only; unexpected answers are unknown and never an error."""
+"""Tests of the read-only checks of a project, in which unexpected responses are unknown and never errors."""
 
 import dataclasses
 import json
@@ -33,31 +33,31 @@ def server(monkeypatch):
 
 
 class Token(storage.Token):
-  """A token that needs no server."""
+  """A token that does not require a server."""
 
   def renew(self):
     self._text, self._until = "abc", float("inf")
 
 
-def found(run=RUN):
-  """Returns {title: finding}."""
+def find_problems(run=RUN):
+  """Checks the project of a run and returns {title: finding}."""
   listed = list(preflight.check_project(run, Token()))
   assert all("\n" not in each.text for each in listed)
   return {each.text.partition(":")[0]: each for each in listed}
 
 
-def test_a_project_that_is_set_up_is_ok(server):
-  lines = found()
+def test_complete_project_is_ok(server):
+  lines = find_problems()
   assert lines.keys() == TITLES and {each.kind for each in lines.values()} == {"ok"}
   assert "128 for spot v3-32, 16 chips" in lines["quota in europe-west4-a"].text
   assert {header for _, _, header, _ in server.requests} == {"Bearer abc"}
 
 
-def test_no_request_changes_anything(server):
-  found()
+def test_requests_do_not_change_the_project(server):
+  find_problems()
   for answer in (403, 404, b"x", {}):
     server.answers = dict.fromkeys(server.answers, answer)
-    found()
+    find_problems()
   assert len(server.requests) > 40
   posts = {path.partition("?")[0].rpartition(":")[2] for method, path, _, _ in server.requests if method == "POST"}
   assert {method for method, *_ in server.requests} == {"GET", "POST"}
@@ -114,10 +114,10 @@ NO_ACCESS = {"privateIpGoogleAccess": False}
     ("testPermissions", {"permissions": ["storage.objects.get"]}, "refuse", "bucket", "gcloud storage buckets add-iam"),
   ],
 )
-def test_what_is_missing_is_one_line_with_its_command(server, name, answer, kind, title, words):
+def test_missing_parts_are_reported_in_one_line_with_a_command(server, name, answer, kind, title, words):
   path = f"/compute/v1/{apis.PROJECT}/global/networks/default" if name == "default" else PATHS[name]
   server.answers[path] = answer
-  line = found()[title]
+  line = find_problems()[title]
   assert line.kind == kind and words in line.text
   if "gcloud " in line.text:
     command = line.text[line.text.index("gcloud ") :]
@@ -127,20 +127,20 @@ def test_what_is_missing_is_one_line_with_its_command(server, name, answer, kind
 
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("gcloud"), reason="gcloud is not installed")
-def test_gcloud_understands_every_command_that_is_printed(server, tmp_path):
-  """By gcloud's own parser; everything is missing in this project."""
+def test_gcloud_accepts_every_printed_command(server, tmp_path):
+  """Uses gcloud's own parser and a project without any of the required parts."""
   place = f"/compute/v1/{apis.PROJECT}/regions/europe-west4"
   server.answers |= {path: {} for path in server.answers if path.endswith("ermissions")}
   server.answers |= {PATHS["services:batchGet"]: OFF, PATHS["my-project:getIamPolicy"]: {}, PATHS["firewalls"]: {}}
-  texts = [line.text for line in found().values()]
+  texts = [line.text for line in find_problems().values()]
   server.answers[f"{place}/routers"] = {}
-  texts += [line.text for line in found().values()]
+  texts += [line.text for line in find_problems().values()]
   server.answers[f"{place}/subnetworks/default"] = NO_ACCESS
   server.answers |= {f"/compute/v1/{apis.PROJECT}/global/networks/default": 404}
   server.answers["/v1/projects/-/serviceAccounts/" + f"{ACCOUNT}:testIamPermissions"] = 404
-  texts += [line.text for line in found().values()]
+  texts += [line.text for line in find_problems().values()]
   server.answers[f"/compute/v1/{apis.PROJECT}/global/networks/default"] = {}
-  texts += [line.text for line in found().values()]
+  texts += [line.text for line in find_problems().values()]
   printed = {part for text in texts if "un: gcloud " in text for part in text.split("un: ")[1].split(" && ")}
   commands = [part.replace(preflight.ME, "user:me@example.com") for part in sorted(printed)]
   assert len(commands) >= 12, commands
@@ -153,17 +153,17 @@ def test_gcloud_understands_every_command_that_is_printed(server, tmp_path):
   assert wrong == []
 
 
-def test_hosts_without_any_way_out_are_refused(server):
+def test_hosts_without_internet_access_are_refused(server):
   place = f"/compute/v1/{apis.PROJECT}/regions/europe-west4"
   server.answers |= {f"{place}/subnetworks/default": NO_ACCESS, f"{place}/routers": {"items": []}}
-  line = found()["internal addresses in europe-west4"]
+  line = find_problems()["internal addresses in europe-west4"]
   assert line.kind == "refuse" and "--enable-private-ip-google-access" in line.text and line.code == DENIED
 
 
 @pytest.mark.parametrize("answer", [None, 500, 403, 401, 429, b"", b"<html>", b"[1]", b"null", b"\xff", b"[" * 10**5])
-def test_an_answer_that_is_none_is_unknown(server, answer):
+def test_failed_or_invalid_response_is_unknown(server, answer):
   server.answers = dict.fromkeys(server.answers, answer)
-  lines = found()
+  lines = find_problems()
   assert {each.kind for each in lines.values()} == {"unknown"} and lines.keys() >= TITLES - {"network"}
 
 
@@ -179,8 +179,8 @@ JSON = st.recursive(
 
 
 @given(answers=st.dictionaries(st.sampled_from([*apis.GOOD]), JSON | st.sampled_from([403, 404, 503]), min_size=1))
-def test_any_json_is_a_finding_and_never_an_error(answers):
-  """The answers are given without a server, which would take most of the time."""
+def test_any_json_gives_a_finding_and_never_an_error(answers):
+  """Calls the checks without a server, which would take most of the time."""
 
   class Google(preflight.GoogleApi):
     def read(self, service, path, body=None):
@@ -209,20 +209,20 @@ def test_any_json_is_a_finding_and_never_an_error(answers):
     ({"zones": ("us-east1-d",)}, "0 for spot v3-32, which needs 16 chips"),
   ],
 )
-def test_a_quota_is_that_of_the_slice_and_the_capacity(server, changes, text):
+def test_quota_matches_the_slice_and_the_capacity(server, changes, text):
   run = dataclasses.replace(RUN, **changes)
-  assert text in found(run)[f"quota in {run.zones[0]}"].text
+  assert text in find_problems(run)[f"quota in {run.zones[0]}"].text
 
 
-def test_without_a_token_only_other_servers_are_asked(server, monkeypatch):
+def test_requests_without_a_token_go_only_to_local_servers(server, monkeypatch):
   assert {each.kind for each in preflight.check_project(RUN, None)} == {"ok"}
   for name in server.environment:
     monkeypatch.delenv(name)
   assert {each.kind for each in preflight.check_project(RUN, None)} == {"unknown"}
 
 
-def test_f10_missing_credentials_are_refused_before_anything_else(tmp_path, monkeypatch):
-  """Not even the code is packed, which takes seconds."""
+def test_missing_credentials_are_refused_before_other_checks(tmp_path, monkeypatch):
+  """Checks that not even the code is packed, which takes seconds."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
   monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
@@ -244,7 +244,7 @@ def test_f10_missing_credentials_are_refused_before_anything_else(tmp_path, monk
     ("kill -9 $$", "unknown", "kubectl"),
   ],
 )
-def test_a_cluster_is_asked_for_its_jobsets(tmp_path, monkeypatch, script, kind, words):
+def test_cluster_check_lists_jobsets(tmp_path, monkeypatch, script, kind, words):
   repositories.write(tmp_path, {"kubectl": f'#!/bin/sh\necho "$@" >> "{tmp_path}/calls"\n{script}\n'})
   (tmp_path / "kubectl").chmod(0o755)
   monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

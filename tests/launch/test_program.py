@@ -1,4 +1,4 @@
-"""What a program is given, and what its end means."""
+"""Tests of the environment of a program, its secrets, its status file, and the meaning of its end."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ GKE = {"tpu": "v6e-16", "image": "h/p@sha256:" + "0" * 64, "workdir": "gs://bkt/
 SLICES = spec.check_and_complete(spec.Run("vit", "gke", "job", (), slices=2, env={"A": "1", "B": "2"}, **GKE))
 
 
-def variables(monkeypatch, tmp_path, engine="gke", run=SLICES, worker=5, **inherited):
+def make_variables(monkeypatch, tmp_path, engine="gke", run=SLICES, worker=5, **inherited):
   for name in list(os.environ):
     monkeypatch.delenv(name)
   for name, value in inherited.items():
@@ -27,7 +27,7 @@ def test_variables_of_another_job_are_not_inherited(tmp_path, monkeypatch):
   old = {"MEGASCALE_NUM_SLICES": "9", "VITJAX_PROCESS": "9", "JAX_COORDINATOR_PORT": "9", "HTTPS_PROXY": "p",
          "no_proxy": "q", "TPU_WORKER_ID": "1", "KEPT": "k", "HOME": "/h", "PATH": "/p",
          "JAX_PLATFORMS": "cpu"}  # fmt: skip
-  new = variables(monkeypatch, tmp_path, **old)
+  new = make_variables(monkeypatch, tmp_path, **old)
   assert new == {
     "KEPT": "k", "HOME": "/h", "PATH": "/p", "JAX_PLATFORMS": "cpu", "TPU_WORKER_ID": "1", "A": "1", "B": "3",
     "VITJAX_COORDINATOR": "10.0.0.2:8477", "VITJAX_PROCESSES": "8", "VITJAX_PROCESS": "5", "VITJAX_DEVICES": "32",
@@ -35,17 +35,17 @@ def test_variables_of_another_job_are_not_inherited(tmp_path, monkeypatch):
     "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.2:8081", "MEGASCALE_PORT": "8081", "MEGASCALE_NUM_SLICES": "2",
     "MEGASCALE_SLICE_ID": "1",
   }  # fmt: skip
-  assert "TPU_WORKER_ID" not in variables(monkeypatch, tmp_path, "qr", **old)
+  assert "TPU_WORKER_ID" not in make_variables(monkeypatch, tmp_path, "qr", **old)
 
 
-def test_a_single_slice_and_unknown_devices_have_no_variables(tmp_path, monkeypatch):
+def test_single_slice_and_unknown_devices_set_no_variables(tmp_path, monkeypatch):
   run = spec.check_and_complete(spec.Run("vit", "local", "job", (), "/x"))
-  new = variables(monkeypatch, tmp_path, "local", run, 0)
+  new = make_variables(monkeypatch, tmp_path, "local", run, 0)
   assert not [name for name in new if name.startswith("MEGASCALE_") or name == "VITJAX_DEVICES"]
   assert new["VITJAX_COORDINATOR"] and os.path.isdir(new["HOME"]) and new["PATH"]
 
 
-def test_secrets_that_are_not_there_are_said(tmp_path, monkeypatch):
+def test_missing_secrets_are_reported(tmp_path, monkeypatch):
   def run(source):
     return spec.check_and_complete(spec.Run("vit", "local", "job", (), "/x", secrets={"KEY": source}))
 
@@ -67,7 +67,7 @@ def test_secrets_that_are_not_there_are_said(tmp_path, monkeypatch):
 
 @pytest.fixture
 def child(tmp_path, request):
-  """A program of sh."""
+  """A program in sh."""
   environment = {"VITJAX_STATUS": str(tmp_path / "s.json"), "PATH": os.environ["PATH"]}
   child = program.Program(["sh", "-c", request.param], tmp_path, environment, tmp_path / "log")
   yield child
@@ -75,7 +75,7 @@ def child(tmp_path, request):
 
 
 @pytest.mark.parametrize("child", ["kill -9 $$"], indirect=True)
-def test_a_kill_for_want_of_memory_is_named(child, monkeypatch):
+def test_kill_for_lack_of_memory_is_named(child, monkeypatch):
   monkeypatch.setattr(program.machine, "count_oom_kills", lambda: 1)
   child._oom_kills = 0
   child._process.wait()
@@ -98,7 +98,7 @@ def test_a_kill_for_want_of_memory_is_named(child, monkeypatch):
   ],
   indirect=["child"],
 )
-def test_an_end_is_told_by_the_contract(child, tmp_path, expected, meaning):
+def test_end_of_a_program_has_its_exit_code_and_reason(child, tmp_path, expected, meaning):
   child._process.wait()
   code, words = child.explain(child.poll(), (tmp_path / "log").read_text())
   assert code == expected
@@ -107,7 +107,7 @@ def test_an_end_is_told_by_the_contract(child, tmp_path, expected, meaning):
 
 @pytest.mark.parametrize("child", ["sleep 60"], indirect=True)
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"step": "x"}', "[" * 9000, '{"doing": "x"}'])
-def test_half_a_file_of_progress_is_nothing(child, tmp_path, text):
+def test_invalid_status_file_is_ignored(child, tmp_path, text):
   (tmp_path / "s.json").write_text('{"step": 3, "doing": "step"}')
   child.read_progress()
   moved = child.moved
@@ -128,7 +128,7 @@ def test_half_a_file_of_progress_is_nothing(child, tmp_path, text):
     ('{"step": ' + "9" * 400 + ', "began": 4, "asked": true, "phase": "ended"}', (-1, 4, "")),
   ],
 )
-def test_what_a_program_says_is_what_a_report_can_hold(child, tmp_path, said, reported):
+def test_invalid_progress_values_are_replaced(child, tmp_path, said, reported):
   (tmp_path / "s.json").write_text(said)
   child.read_progress()
   assert tuple(child.progress.values()) == reported
@@ -137,7 +137,7 @@ def test_what_a_program_says_is_what_a_report_can_hold(child, tmp_path, said, re
 
 
 @pytest.mark.parametrize("child", ["sleep 60"], indirect=True)
-def test_a_status_that_is_a_pipe_a_folder_or_endless_is_not_waited_for(child, tmp_path):
+def test_status_that_is_not_a_small_file_is_ignored(child, tmp_path):
   path = tmp_path / "s.json"
   os.mkfifo(path)
   child.read_progress()
@@ -159,14 +159,14 @@ def test_a_status_that_is_a_pipe_a_folder_or_endless_is_not_waited_for(child, tm
   assert child.progress == {}
 
 
-def test_a_program_that_cannot_be_started_is_said(tmp_path):
+def test_program_that_cannot_be_started_is_reported(tmp_path):
   environment = {"VITJAX_STATUS": str(tmp_path / "s.json")}
   for words in (["/no/such"], ["/bin/true", "x" * 3_000_000]):
     with pytest.raises(LaunchError, match="cannot be started"):
       program.Program(words, tmp_path, environment, tmp_path / "log")
 
 
-def test_only_what_carries_the_mark_is_ended(tmp_path):
+def test_only_processes_with_the_mark_are_killed(tmp_path):
   def started(mark):
     return subprocess.Popen(["sleep", "60"], env={"VITJAX_STATUS": mark, "PATH": os.environ["PATH"]})
 

@@ -1,4 +1,4 @@
-"""Whatever the cloud, the clocks and the processes do, the launcher's promises hold.
+"""Tests that the launcher's guarantees hold under faults of the cloud, the clocks and the processes.
 
 The long run is `python -m tests.campaigns.launcher [STEPS]`. Sequences that once failed are tests below.
 """
@@ -20,7 +20,7 @@ STEPS = int(os.environ.get("VITJAX_STEPS", "30"))
 
 
 class Launcher(stateful.RuleBasedStateMachine):
-  """A run that one laptop has started, and all that may happen to it."""
+  """A run that one laptop has started, and its possible events."""
 
   def __init__(self):
     super().__init__()
@@ -47,7 +47,7 @@ class Launcher(stateful.RuleBasedStateMachine):
 
   @stateful.rule(laptop=LAPTOPS, calls=st.integers(1, 30), turns=st.integers(1, 10))
   def die(self, laptop, calls, turns):
-    """A process dies at any call."""
+    """Kills a process at any call."""
     for _ in range(turns):
       self.universe.kill_at = self.universe.calls + calls
       self.universe.turn(laptop)
@@ -56,7 +56,7 @@ class Launcher(stateful.RuleBasedStateMachine):
 
   @stateful.rule(laptop=LAPTOPS, meanwhile=st.booleans())
   def gc(self, laptop, meanwhile):
-    """`gc`, perhaps while the other laptop acts between its calls."""
+    """Runs `gc`, in which the other laptop may act between its calls."""
     if meanwhile:
       self.universe.fault("other acts", 2, states.LOST)
     self.universe.gc(laptop)
@@ -72,7 +72,7 @@ class Launcher(stateful.RuleBasedStateMachine):
 
   @stateful.rule(laptop=LAPTOPS)
   def run_and_watch(self, laptop):
-    """Most sequences have a watcher most of the time."""
+    """Starts and watches a run, so that most sequences have a watcher most of the time."""
     self.universe.start(laptop, begin=True)
     for _ in range(20):
       self.universe.turn(laptop)
@@ -110,7 +110,7 @@ class Launcher(stateful.RuleBasedStateMachine):
       self.universe.machines[attempt].worker = what
 
   def teardown(self):
-    """All watchers are gone; when the cloud answers again, `down` leaves nothing."""
+    """Ends all watchers, restores the cloud, and checks that `down` leaves no machines."""
     u = self.universe
     try:
       u.watches, u.faults, u.away, u.removal = [None, None], {}, False, 30.0
@@ -134,8 +134,8 @@ Launcher.TestCase.settings = hypothesis.settings(
 TestLauncher = Launcher.TestCase
 
 
-def launcher(*steps):
-  """Plays a sequence of rules, as hypothesis prints them, and checks the promises at its end."""
+def run_sequence(*steps):
+  """Runs a sequence of rules in the form that Hypothesis prints, and checks the guarantees at its end."""
   machine = Launcher()
   try:
     for name, words in steps:
@@ -144,19 +144,19 @@ def launcher(*steps):
     machine.teardown()
 
 
-def test_the_answer_to_a_write_is_lost_and_the_process_dies():
-  launcher(
+def test_lost_response_to_a_write_before_the_process_dies():
+  run_sequence(
     ("fault", {"kind": "write lost", "times": 1, "word": "lost"}), ("die", {"calls": 1, "laptop": 0, "turns": 3})
   )
 
 
-def test_a_deletion_that_lasts_longer_than_the_limit_is_finished_by_the_next_down():
-  launcher(("pace", {"delay": 1.0, "queue": 0.0, "removal": 5000.0}), ("down", {"laptop": 0, "sure": 0}))
+def test_deletion_longer_than_the_limit_is_finished_by_the_next_down():
+  run_sequence(("pace", {"delay": 1.0, "queue": 0.0, "removal": 5000.0}), ("down", {"laptop": 0, "sure": 0}))
 
 
-def test_a_delayed_request_of_a_process_that_died_makes_no_second_attempt():
+def test_delayed_request_of_a_dead_process_creates_no_second_attempt():
   preempted = [("preempt", {"word": states.LOST}), ("watch", {"first": 0, "turns": 10, "pause": 15})]
-  launcher(
+  run_sequence(
     ("run_and_watch", {"laptop": 0}), ("pace", {"delay": ARRIVES, "queue": 0.0, "removal": 1.0}),
     ("fault", {"kind": "create delayed", "times": 4, "word": "lost"}), *preempted,
     ("die", {"calls": 3, "laptop": 0, "turns": 2}), ("adopt", {"laptop": 1, "force": True}),
@@ -164,16 +164,16 @@ def test_a_delayed_request_of_a_process_that_died_makes_no_second_attempt():
   )  # fmt: skip
 
 
-def test_gc_of_another_laptop_between_two_attempts_deletes_nothing_that_is_healthy():
-  launcher(
+def test_gc_of_another_laptop_keeps_healthy_machines():
+  run_sequence(
     ("run_and_watch", {"laptop": 0}), ("preempt", {"word": states.LOST}),
     ("watch", {"first": 0, "turns": 8, "pause": 15}), ("gc", {"laptop": 1, "meanwhile": True}),
     ("watch", {"first": 0, "turns": 30, "pause": 15}), ("gc", {"laptop": 1, "meanwhile": True}),
   )  # fmt: skip
 
 
-def test_an_accepted_attempt_survives_false_answers_of_absence():
-  launcher(
+def test_accepted_attempt_survives_false_absences():
+  run_sequence(
     ("laptops_sleep", {"seconds": 20000}), ("fault", {"kind": "delete refused", "times": 4, "word": "repairing"}),
     ("run_again", {"laptop": 1}), ("pace", {"delay": 1.0, "queue": 20000.0, "removal": 60.0}),
     ("watch", {"first": 1, "pause": 40, "turns": 49}), ("laptops_sleep", {"seconds": 600}),

@@ -1,4 +1,4 @@
-"""The engine of queued resources with a gcloud that plays a script; `test_qr_gcloud.py` has the real one."""
+"""Tests of the engine of queued resources with a scripted gcloud. `test_qr_gcloud.py` uses the real gcloud."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.launch import cloud
 from tests.launch.descriptions import EXPIRES, MANY, engine, flags, item, labels, node
 from tests.launch.scripted import Answer, said
 
-# Asking.
+# Requests.
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tests.launch.scripted import Answer, said
     ("flex-start", {"--provisioning-model": "flex-start", "--max-run-duration": "86400s"}),
   ],
 )
-def test_each_capacity_is_asked_for_by_its_own_flags(tmp_path, program, capacity, own):
+def test_each_capacity_has_its_own_flags(tmp_path, program, capacity, own):
   program.answers("queued-resources", "create", {})
   engine(tmp_path, capacity=capacity).create(1, EXPIRES)
   (call,) = program.calls
@@ -32,7 +32,7 @@ def test_each_capacity_is_asked_for_by_its_own_flags(tmp_path, program, capacity
   assert found["--accelerator-type"] == "v3-32" and found["--valid-until-duration"] == "21600s"
 
 
-def test_a_request_says_all_that_the_run_says(tmp_path, program):
+def test_request_contains_all_settings_of_the_run(tmp_path, program):
   program.answers("queued-resources", "create", {})
   more = {
     "network": "n",
@@ -56,7 +56,7 @@ def test_a_request_says_all_that_the_run_says(tmp_path, program):
   assert program.verbs() == ["queued-resources create vit-b16-a2"]
 
 
-def test_several_slices_are_asked_for_as_one(tmp_path, program):
+def test_several_slices_form_one_request(tmp_path, program):
   program.answers("queued-resources", "create", {})
   engine(tmp_path, **MANY).create(1, EXPIRES)
   found = flags(program.calls[0])
@@ -64,7 +64,7 @@ def test_several_slices_are_asked_for_as_one(tmp_path, program):
   assert found["--accelerator-type"] == "v5litepod-16"
 
 
-def test_attempts_take_turns_with_the_zones(tmp_path, program):
+def test_attempts_alternate_between_the_zones(tmp_path, program):
   made = engine(tmp_path, zones=("europe-west4-a", "us-central1-a"))
   assert [made._run.location(k) for k in (1, 2, 3)] == ["europe-west4-a", "us-central1-a", "europe-west4-a"]
   program.answers("queued-resources", "create", {})
@@ -78,13 +78,13 @@ def test_flex_start_allows_at_most_a_week(tmp_path, program):
   assert not program.calls
 
 
-def test_nothing_is_asked_for_before_the_attempt_is_published(tmp_path, program):
+def test_unpublished_attempt_is_not_requested(tmp_path, program):
   with pytest.raises(LaunchError, match="no attempt 3"):
     engine(tmp_path).create(3, EXPIRES)
   assert not program.calls
 
 
-def test_what_is_there_already_and_ours_is_fine(tmp_path, program):
+def test_existing_resource_of_the_same_attempt_is_accepted(tmp_path, program):
   made = engine(tmp_path)
   program.answers("queued-resources", "create", said("ALREADY_EXISTS"))
   program.answers("queued-resources", "describe", item(cloud.run(), "ACCEPTED"))
@@ -101,7 +101,7 @@ def test_what_is_there_already_and_ours_is_fine(tmp_path, program):
     (None, "not of `launch`"),
   ],
 )
-def test_what_is_somebody_elses_is_neither_taken_nor_deleted(tmp_path, program, other, whose):
+def test_resource_of_another_run_is_neither_used_nor_deleted(tmp_path, program, other, whose):
   made = engine(tmp_path)
   theirs = item(cloud.run(**(other or {})), "ACTIVE", name="vit-b16-a1")
   if other is None:
@@ -111,7 +111,7 @@ def test_what_is_somebody_elses_is_neither_taken_nor_deleted(tmp_path, program, 
   with pytest.raises(LaunchError, match=whose) as caught:
     made.create(1, EXPIRES)
   assert caught.value.code == USAGE
-  if other and "workdir" not in other:  # perhaps this run, with changed labels
+  if other and "workdir" not in other:  # possibly this run, with changed labels
     for call in (made.look, made.delete):
       with pytest.raises(UnknownError, match=r"other labels \(vitjax-"):
         call(1)
@@ -128,7 +128,7 @@ def test_changed_labels_are_not_an_absence(tmp_path, program):
     engine(tmp_path).look(2)
 
 
-def test_a_quota_that_is_used_up_names_what_holds_it(tmp_path, program):
+def test_quota_error_names_the_resources_that_use_it(tmp_path, program):
   run = cloud.run()
   other = item(run, "FAILED", name="speech-1")
   other["tpu"]["nodeSpec"][0]["node"]["labels"] = {}
@@ -144,7 +144,7 @@ def test_a_quota_that_is_used_up_names_what_holds_it(tmp_path, program):
 
 
 @pytest.mark.parametrize("listed", [[], said("UNAVAILABLE")])
-def test_a_quota_error_stays_one_if_nothing_can_be_named(tmp_path, program, listed):
+def test_quota_error_is_kept_if_no_resources_can_be_named(tmp_path, program, listed):
   program.answers("queued-resources", "create", said("RESOURCE_EXHAUSTED", "Quota limit 'TPUV3s' has been exceeded."))
   program.answers("queued-resources", "list", listed)
   with pytest.raises(LaunchError, match=r"no suspended|could not be listed: .*UNAVAILABLE") as caught:
@@ -164,14 +164,14 @@ def test_a_quota_error_stays_one_if_nothing_can_be_named(tmp_path, program, list
     (Answer("<html>"), UnknownError, None),
   ],
 )
-def test_a_refusal_has_its_code(tmp_path, program, answer, kind, code):
+def test_refusal_has_its_code(tmp_path, program, answer, kind, code):
   program.answers("queued-resources", "create", answer)
   with pytest.raises(kind) as caught:
     engine(tmp_path).create(1, EXPIRES)
   assert getattr(caught.value, "code", None) == code
 
 
-# Looking.
+# Looks.
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_refusal_has_its_code(tmp_path, program, answer, kind, code):
     ({"state": "A_WORD_OF_2027"}, STARTING),
   ],
 )
-def test_a_queued_resource_that_is_not_active_is_asked_alone(tmp_path, program, words, state):
+def test_inactive_queued_resource_needs_no_look_at_nodes(tmp_path, program, words, state):
   program.answers("queued-resources", "describe", item(cloud.run(), **words))
   look = engine(tmp_path).look(1)
   assert look.state == state and words["state"] in look.detail
@@ -195,7 +195,7 @@ def test_a_queued_resource_that_is_not_active_is_asked_alone(tmp_path, program, 
   ("changes", "state"),
   [({}, READY), ({"hosts": 3}, STARTING), ({"state": "REPAIRING"}, REPAIRING), ({"state": "PREEMPTED"}, LOST)],
 )
-def test_an_active_one_is_as_its_node_is(tmp_path, program, changes, state):
+def test_active_queued_resource_has_the_state_of_its_node(tmp_path, program, changes, state):
   program.answers("queued-resources", "describe", item(cloud.run(), "ACTIVE"))
   program.answers("tpu-vm", "describe", node(cloud.run(), **changes))
   look = engine(tmp_path).look(1)
@@ -213,7 +213,7 @@ def test_every_slice_is_looked_at(tmp_path, program):
   assert look.state == LOST and "vit-b16-a1-2: STOPPED" in look.detail and "a1-0" not in look.detail
 
 
-def test_a_failed_one_says_why(tmp_path, program):
+def test_failed_queued_resource_has_its_reason(tmp_path, program):
   error = {"code": 8, "message": "Quota limit 'TPUV3s' has been exceeded"}
   program.answers("queued-resources", "describe", item(cloud.run(), "FAILED", failedData={"error": error}))
   look = engine(tmp_path).look(1)
@@ -224,14 +224,14 @@ def test_a_failed_one_says_why(tmp_path, program):
   "answer", [said("INTERNAL"), said("UNAVAILABLE"), Answer("{"), Answer(""), Answer("[]"), Answer("{}")]
 )
 @pytest.mark.parametrize("group", ["queued-resources", "tpu-vm"])
-def test_no_answer_is_never_an_absence(tmp_path, program, group, answer):
+def test_invalid_response_is_never_an_absence(tmp_path, program, group, answer):
   program.answers("queued-resources", "describe", item(cloud.run(), "ACTIVE"))
   program.answers(group, "describe", answer)
   with pytest.raises(UnknownError):
     engine(tmp_path).look(1)
 
 
-def test_credentials_that_have_expired_are_said_so(tmp_path, program):
+def test_expired_credentials_are_reported(tmp_path, program):
   program.answers("queued-resources", "describe", said("UNAUTHENTICATED"))
   with pytest.raises(LaunchError, match="gcloud auth login") as caught:
     engine(tmp_path).look(1)

@@ -1,4 +1,4 @@
-"""How the engine of queued resources deletes, and finds what there is to delete, with a gcloud that plays a script."""
+"""Tests of deletions and of the inventory of the engine of queued resources, with a scripted gcloud."""
 
 import shlex
 
@@ -10,10 +10,10 @@ from tests.launch import cloud
 from tests.launch.descriptions import GONE, MANY, engine, item, node
 from tests.launch.scripted import Answer, said
 
-# Deleting.
+# Deletions.
 
 
-def test_only_when_its_nodes_are_gone_too_is_it_absent(tmp_path, program):
+def test_attempt_is_absent_only_without_its_nodes(tmp_path, program):
   made, run = engine(tmp_path, **MANY), cloud.run(**MANY)
   program.answers("queued-resources", "describe", GONE)
   for name in (f"vit-b16-a1-{number}" for number in range(3)):
@@ -27,7 +27,7 @@ def test_only_when_its_nodes_are_gone_too_is_it_absent(tmp_path, program):
   assert made.look(1).state == DELETING
 
 
-def test_a_node_whose_queued_resource_is_gone_is_deleted_alone(tmp_path, program):
+def test_node_without_its_queued_resource_is_deleted(tmp_path, program):
   program.answers("queued-resources", "describe", GONE)
   program.answers("tpu-vm", "describe", node(cloud.run()), node(cloud.run(), state="DELETING"))
   program.answers("tpu-vm", "delete", {})
@@ -39,7 +39,7 @@ def test_a_node_whose_queued_resource_is_gone_is_deleted_alone(tmp_path, program
   assert {"--async", "--quiet"} <= set(deletions[0]) and "--force" not in deletions[0]
 
 
-def test_a_node_of_somebody_else_stays(tmp_path, program):
+def test_node_of_another_user_is_kept(tmp_path, program):
   program.answers("queued-resources", "describe", GONE)
   program.answers("tpu-vm", "describe", node(cloud.run(owner="bob", workdir="gs://bkt/other")))
   made = engine(tmp_path)
@@ -48,7 +48,7 @@ def test_a_node_of_somebody_else_stays(tmp_path, program):
   assert not [verb for verb in program.verbs() if "delete" in verb]
 
 
-def test_a_node_with_a_changed_label_is_not_absent(tmp_path, program):
+def test_node_with_a_changed_label_is_not_absent(tmp_path, program):
   program.answers("queued-resources", "describe", GONE)
   program.answers("tpu-vm", "describe", node(cloud.run(owner="bob")))
   made = engine(tmp_path)
@@ -58,7 +58,7 @@ def test_a_node_with_a_changed_label_is_not_absent(tmp_path, program):
   assert not [verb for verb in program.verbs() if "delete" in verb]
 
 
-def test_deleting_again_changes_nothing(tmp_path, program):
+def test_repeated_deletion_has_no_effect(tmp_path, program):
   run = cloud.run()
   program.answers("queued-resources", "describe", item(run, "ACTIVE"), item(run, "DELETING"), GONE)
   program.answers("tpu-vm", "describe", GONE)
@@ -70,20 +70,20 @@ def test_deleting_again_changes_nothing(tmp_path, program):
   assert {"--force", "--async", "--quiet"} <= set(call)
 
 
-def test_what_vanishes_while_it_is_deleted_is_fine(tmp_path, program):
+def test_resource_that_vanishes_during_deletion_is_accepted(tmp_path, program):
   program.answers("queued-resources", "describe", item(cloud.run(), "ACTIVE"))
   program.answers("queued-resources", "delete", GONE)
   engine(tmp_path).delete(1)
 
 
-def test_a_deletion_without_an_answer_is_said_to_have_none(tmp_path, program):
+def test_deletion_without_a_response_is_unknown(tmp_path, program):
   program.answers("queued-resources", "describe", item(cloud.run(), "ACTIVE"))
   program.answers("queued-resources", "delete", said("INTERNAL"))
   with pytest.raises(UnknownError):
     engine(tmp_path).delete(1)
 
 
-def test_a_person_is_given_the_commands(tmp_path):
+def test_commands_for_a_manual_deletion_are_complete(tmp_path):
   text = engine(tmp_path).commands(2, 0).delete
   first, *others = [shlex.split(line) for line in text.split("; ")]
   where = ["--project=proj-x", "--zone=europe-west4-a"]
@@ -91,10 +91,10 @@ def test_a_person_is_given_the_commands(tmp_path):
   assert [line[3:5] for line in others] == [["queued-resources", "list"], ["tpu-vm", "list"]]
 
 
-# All there is.
+# Inventory.
 
 
-def test_the_inventory_has_ours_and_the_nodes_that_leaked(tmp_path, program):
+def test_inventory_has_launch_resources_and_leaked_nodes(tmp_path, program):
   run = cloud.run()
   kept, other = item(run, "ACTIVE"), item(run, "ACTIVE", name="speech")
   other["tpu"]["nodeSpec"][0]["node"]["labels"] = {"team": "speech"}
@@ -110,7 +110,7 @@ def test_the_inventory_has_ours_and_the_nodes_that_leaked(tmp_path, program):
 
 
 @pytest.mark.parametrize("group", ["queued-resources", "tpu-vm"])
-def test_a_zone_that_does_not_answer_is_no_empty_one(tmp_path, program, group):
+def test_unreachable_zone_is_not_empty(tmp_path, program, group):
   program.answers("queued-resources", "list", [item(cloud.run(), "ACTIVE")])
   program.answers("tpu-vm", "list", [])
   program.answers(group, "list", said("UNAVAILABLE"))
@@ -120,13 +120,13 @@ def test_a_zone_that_does_not_answer_is_no_empty_one(tmp_path, program, group):
 
 
 @pytest.mark.parametrize("answer", [said("PERMISSION_DENIED"), said("INTERNAL"), [], GONE])
-def test_without_the_list_of_zones_nothing_is_known(tmp_path, program, answer):
+def test_inventory_is_unknown_without_the_list_of_zones(tmp_path, program, answer):
   program.answers("locations", "list", answer)
   found, failures = engine(tmp_path).inventory(())
   assert not found and list(failures) == ["all zones"]
 
 
-def test_what_the_inventory_has_can_be_removed_if_it_still_is_what_it_was(tmp_path, program):
+def test_listed_resource_is_deleted_only_if_it_is_unchanged(tmp_path, program):
   run, made = cloud.run(), engine(tmp_path, name="other")
   program.answers("queued-resources", "list", [item(run, "SUSPENDED")])
   program.answers("tpu-vm", "list", [])

@@ -1,6 +1,6 @@
-"""The engine of queued resources with the real gcloud, against a server of Cloud TPU that is not there.
+"""Tests of the engine of queued resources with the real gcloud and a local Cloud TPU server.
 
-A call takes a second, so each test has as few as it can, several at once.
+A call takes a second, so tests use few calls and run several at once.
 """
 
 import os
@@ -36,8 +36,8 @@ def server(started, monkeypatch):
   return started
 
 
-def at_once(*calls):
-  """What functions return, or raise, each in a thread."""
+def call_concurrently(*calls):
+  """Calls functions in threads and returns their results or errors."""
 
   def outcome(call):
     try:
@@ -49,8 +49,8 @@ def at_once(*calls):
     return list(pool.map(outcome, calls))
 
 
-def body(run, attempt, script, **more):
-  """The request that a run should become, by hand from the reference of Cloud TPU's REST interface."""
+def make_body(run, attempt, script, **more):
+  """Returns the expected request of a run, written from the reference of Cloud TPU's REST interface."""
   name, zone = run.attempt(attempt), run.zones[0]
   node = {
     "acceleratorType": run.tpu.replace("v5e", "v5litepod"),
@@ -71,7 +71,7 @@ def body(run, attempt, script, **more):
 
 
 @pytest.mark.long
-def test_each_request_becomes_what_the_interface_wants(server, tmp_path):
+def test_requests_match_the_rest_interface(server, tmp_path):
   hostile = "gs://bkt/a b/'$(id)' \"@CODE@\"/ü,=:^"
   network = {"network": "n", "subnetwork": "s", "internal_ips": True}
   asked = {
@@ -88,22 +88,22 @@ def test_each_request_becomes_what_the_interface_wants(server, tmp_path):
   }
   runs = {name: cloud.run(name=name, capacity=name, zones=(ZONE,), **values) for name, (values, _) in asked.items()}
   engines = [qr.Engine(run, cloud.store(tmp_path / name, run)) for name, run in runs.items()]
-  found = at_once(*(lambda made=made: made.create(1, EXPIRES) for made in engines))
+  found = call_concurrently(*(lambda made=made: made.create(1, EXPIRES) for made in engines))
   assert found == [None] * 4
   requests = {each.query["queuedResourceId"]: each for each in server.requests if each.verb == "create"}
   for name, (_, more) in asked.items():
     request, run = requests[f"{name}-a1"], runs[name]
-    request.body["tpu"]["nodeSpec"][0]["node"].pop("autocheckpointEnabled", None)  # of v2alpha1: false
-    assert request.body == body(run, 1, qr.make_startup_script(run, 1, cloud.CODE, EXPIRES), **more)
+    request.body["tpu"]["nodeSpec"][0]["node"].pop("autocheckpointEnabled", None)  # v2alpha1 sends false
+    assert request.body == make_body(run, 1, qr.make_startup_script(run, 1, cloud.CODE, EXPIRES), **more)
     assert request.version == ("v2alpha1" if name == "flex-start" else "v2")
     assert request.path == f"/{request.version}/projects/proj-x/locations/{ZONE}/queuedResources"
 
 
 @pytest.mark.long
-def test_an_attempt_is_asked_for_once_lives_and_is_gone(server, tmp_path):
+def test_attempt_is_requested_once_and_deleted(server, tmp_path):
   made = engine(tmp_path, name="life")
   server.faults(create=["lost"])
-  made.create(1, EXPIRES)  # the answer is lost: gcloud asks again by itself, and hears that there is one already
+  made.create(1, EXPIRES)  # the response is lost, so gcloud repeats the request, and the resource already exists
   assert [name for name in server.live() if "life" in name] == [f"{ZONE}/life-a1"]
   server.set_state("life-a1", "ACTIVE")
   assert made.look(1).state == READY
@@ -114,12 +114,12 @@ def test_an_attempt_is_asked_for_once_lives_and_is_gone(server, tmp_path):
 
 
 @pytest.mark.long
-def test_what_the_server_refuses_is_understood(server, tmp_path):
+def test_errors_of_the_server_are_classified(server, tmp_path):
   made = engine(tmp_path, name="refused")
   place = {"project": "proj-x", "zone": ZONE}
   quota = (429, "Quota limit 'TPUV3s' has been exceeded. Limit: 32 in zone europe-west4-a.")
   server.faults(describe=[403], create=[400], list=[quota], list_nodes=[429], node=[401], delete_node=[9.0])
-  found = at_once(
+  found = call_concurrently(
     lambda: made.look(1),
     lambda: made.create(1, EXPIRES),
     lambda: gcloud.run_gcloud(gcloud.build_gcloud_command("queued-resources", "list", **place)),
@@ -141,10 +141,10 @@ def test_what_the_server_refuses_is_understood(server, tmp_path):
 
 
 @pytest.mark.long
-def test_the_inventory_asks_each_zone_for_gcloud_hides_those_that_are_out_of_reach(server, tmp_path):
+def test_inventory_queries_each_zone_because_gcloud_hides_unreachable_zones(server, tmp_path):
   run = cloud.run(name="kept")
   with cloud.Server(zones=(ZONE, "us-central1-b")) as own:
-    os.environ |= own.environment  # the fixture's `monkeypatch` puts back what was there
+    os.environ |= own.environment  # the fixture's `monkeypatch` restores the environment
     made = qr.Engine(run)
     own.add("kept-a1", labels(run))
     own.set_state("kept-a1", "ACTIVE")
@@ -152,27 +152,27 @@ def test_the_inventory_asks_each_zone_for_gcloud_hides_those_that_are_out_of_rea
     own.unreachable = ["us-central1-b"]
     everywhere = gcloud.build_gcloud_command("queued-resources", "list", project="proj-x", zone="-")
     own.faults(list=[None, 403])
-    assert gcloud.run_gcloud(everywhere) == []  # and not a word of us-central1-b
+    assert gcloud.run_gcloud(everywhere) == []  # gcloud does not mention us-central1-b
     found, failures = made.inventory(())
   assert len(failures) == 1 and "PERMISSION_DENIED" in next(iter(failures.values()))
   assert [(each.name, each.state, each.run, each.location) for each in found] == [("kept-a1", READY, "kept", ZONE)]
 
 
 @pytest.mark.long
-def test_a_shell_runs_words_as_they_are_and_ends_as_they_do(server, tmp_path, monkeypatch):
+def test_shell_runs_words_unchanged_and_returns_their_exit_code(server, tmp_path, monkeypatch):
   made = engine(tmp_path, name="shell")
   server.add("shell-a1", {}, metadata={"enable-oslogin": "TRUE"})
   server.set_state("shell-a1", "ACTIVE")
   for name in ("bin", "home"):
     (tmp_path / name).mkdir()
-  # What ssh does with its words: one string, for the shell at the other end.
+  # Like ssh, the program joins its words to one string for the remote shell.
   ssh = tmp_path / "bin/ssh"
   ssh.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec bash -c "$*"\n')
   ssh.chmod(0o755)
   monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
   monkeypatch.setenv("HOME", str(tmp_path / "home"))
   words = ["", "a  b", "-x", "$(id)", "`id`", "ü\n'\"", "%USER%", "--", ";"]
-  # Killed by a signal, for which ssh ends with 255, and gcloud starts again ten times: but 134 comes through.
+  # The command is killed by a signal. ssh would end with 255, and gcloud would retry ten times, but 134 is returned.
   argv = made.shell(1, 1, ["sh", "-c", 'printf "%s\\0" "$@"; kill -ABRT $$', "sh", *words])
   result = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL)
   said = result.stdout[result.stdout.rindex(b"+\n") + 2 :] if b"SHA256" in result.stdout else result.stdout

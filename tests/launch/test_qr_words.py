@@ -1,4 +1,4 @@
-"""Words of people in argument lists: of the engine of queued resources, and of its shells."""
+"""Tests of words of users in argument lists of the engine of queued resources and of its shells."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from tests.launch.descriptions import EXPIRES, MANY, engine, flags, labels
 # Shells.
 
 
-def test_words_reach_the_shell_of_a_worker_as_they_are(tmp_path):
+def test_words_reach_the_shell_of_a_worker_unchanged(tmp_path):
   words = ["echo", "a b", "$(id)", "--x=-y", "", "ü'\n"]
   argv = engine(tmp_path).shell(1, 3, words)
   assert argv[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "vit-b16-a1"] and "--worker=3" in argv
@@ -24,7 +24,7 @@ def test_words_reach_the_shell_of_a_worker_as_they_are(tmp_path):
   assert command.endswith("; exit $?") and shlex.split(command.removesuffix("; exit $?")) == words
 
 
-def test_a_worker_of_several_slices_is_that_of_its_slice(tmp_path):
+def test_worker_number_is_mapped_to_its_slice(tmp_path):
   made = engine(tmp_path, **MANY)
   argv = made.shell(1, 6, ["true"])
   assert "vit-b16-a1-1" in argv and "--worker=2" in argv
@@ -33,18 +33,18 @@ def test_a_worker_of_several_slices_is_that_of_its_slice(tmp_path):
   assert {"--node=all", "--worker=all"} <= set(everywhere)
 
 
-def test_without_addresses_outside_it_goes_through_a_tunnel(tmp_path):
+def test_shell_without_external_addresses_uses_a_tunnel(tmp_path):
   argv = engine(tmp_path, internal_ips=True).shell(1, 0, [])
   assert argv[:2] == ["gcloud", "alpha"] and "--tunnel-through-iap" in argv
   assert not [word for word in argv if word.startswith("--command")]
 
 
-def test_a_shell_on_all_workers_is_refused(tmp_path):
+def test_shell_on_all_workers_is_refused(tmp_path):
   with pytest.raises(LaunchError, match="--worker"):
     engine(tmp_path).shell(1, None, [])
 
 
-# Whatever a run may hold.
+# Any run.
 
 TEXT = strategies.text(strategies.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
 RUNS = strategies.fixed_dictionaries(
@@ -64,7 +64,7 @@ RUNS = strategies.fixed_dictionaries(
 
 
 @hypothesis.given(values=RUNS, attempt=strategies.integers(1, 999))
-def test_no_word_of_a_run_becomes_a_flag_or_two(values, attempt):
+def test_words_of_a_run_do_not_become_flags(values, attempt):
   run = cloud.run(**values)
   argv = qr.Engine(run)._build_create_command(attempt, EXPIRES)
   plain = [word for word in argv if not word.startswith("-")]
@@ -78,13 +78,13 @@ def test_no_word_of_a_run_becomes_a_flag_or_two(values, attempt):
     "vitjax-folder": labels(run, attempt)["vitjax-folder"], "vitjax-expires": str(EXPIRES),
   }  # fmt: skip
   assert all(re.fullmatch(r"[a-z0-9_-]{0,63}", value) for value in labels(run, attempt).values())
-  # What the program is told stands in the run's folder alone.
+  # The arguments of the program are only in the run's directory.
   secret = dataclasses.replace(run, args=(), env={})
   assert qr.Engine(secret)._build_create_command(attempt, EXPIRES) == argv
 
 
 @hypothesis.given(words=strategies.lists(TEXT, min_size=1, max_size=5))
-def test_any_words_are_one_command(words):
+def test_any_words_form_one_command(words):
   argv = qr.Engine(cloud.run()).shell(1, 0, words)
   command = argv[-1].removeprefix("--command=")
   assert argv[-1] != command and shlex.split(command.removesuffix("; exit $?")) == words

@@ -1,4 +1,4 @@
-"""What is deleted is seen to be gone, or named; also what a journal has not heard of."""
+"""Tests of deletions, which are confirmed or named, also of machines that are missing in the event log."""
 
 import dataclasses
 import time
@@ -30,22 +30,22 @@ def book(run):
   return made
 
 
-def there(*attempts):
+def make_cloud(*attempts):
   cloud = Cloud()
   cloud.states = dict.fromkeys(attempts, (states.READY, 0.0))
   return cloud
 
 
-def test_all_attempts_are_deleted_and_where_the_run_stands_stays_written_down(run, book):
-  cloud = there(1, 2)
+def test_all_attempts_are_deleted_and_the_state_is_kept(run, book):
+  cloud = make_cloud(1, 2)
   assert removal.delete(Engine(run, cloud), run, [1, 2], book) == [] and not cloud.states
   assert book.list_remaining() == [] and book.state == STATE
 
 
-def test_a_late_resource_is_waited_for_and_deleted(run, book, monkeypatch):
+def test_late_resource_is_waited_for_and_deleted(run, book, monkeypatch):
   monkeypatch.setattr(event_log, "IN_FLIGHT", 0.4)
   book.append("intent", dataclasses.replace(STATE, attempt=3))
-  cloud, began, came = there(), time.monotonic(), []
+  cloud, began, came = make_cloud(), time.monotonic(), []
 
   def wait(seconds):
     time.sleep(seconds)
@@ -56,8 +56,8 @@ def test_a_late_resource_is_waited_for_and_deleted(run, book, monkeypatch):
   assert "delete" in cloud.calls and book.list_remaining() == [] and time.monotonic() - began > 0.4
 
 
-def test_another_run_of_that_name_and_what_is_spared_stay(run, book):
-  cloud = there(1, 2, 3)
+def test_other_runs_and_spared_attempts_are_kept(run, book):
+  cloud = make_cloud(1, 2, 3)
   found, troubles = removal.list_strays(Engine(run, cloud), run, [2])
   assert [each.attempt for each in found] == [1, 3] and troubles == {}
   other = dataclasses.replace(run, workdir=run.workdir + "-b")
@@ -68,19 +68,19 @@ def test_another_run_of_that_name_and_what_is_spared_stay(run, book):
   )
 
 
-def test_a_run_that_left_nothing_open_is_not_waited_for(run, book, capsys):
+def test_run_without_pending_requests_is_not_waited_for(run, book, capsys):
   began = time.monotonic()
-  assert removal.delete_strays(Engine(run, there()), run, book, [], lambda _: pytest.fail("waits"))
+  assert removal.delete_strays(Engine(run, make_cloud()), run, book, [], lambda _: pytest.fail("waits"))
   assert time.monotonic() - began < 0.2 and capsys.readouterr().out == ""
 
 
-def test_a_request_of_an_earlier_watcher_is_waited_for(run, book, capsys, monkeypatch):
+def test_request_of_an_earlier_watcher_is_waited_for(run, book, capsys, monkeypatch):
   monkeypatch.setattr(event_log, "IN_FLIGHT", 1.0)
   book.append("intent", dataclasses.replace(STATE, attempt=3))
   book.take_over()
   book.append("created", dataclasses.replace(STATE, attempt=3))
   book.append("deleted", dataclasses.replace(STATE, attempt=3))
-  cloud, waits = there(), []
+  cloud, waits = make_cloud(), []
 
   def wait(_):
     waits.append(1)
@@ -91,8 +91,8 @@ def test_a_request_of_an_earlier_watcher_is_waited_for(run, book, capsys, monkey
   assert not cloud.live() and "vit-a3 exists" in capsys.readouterr().out
 
 
-def test_what_cannot_be_deleted_is_named_with_its_command(run, book, capsys):
-  cloud = there(1)
+def test_failed_deletion_is_named_with_its_command(run, book, capsys):
+  cloud = make_cloud(1)
   cloud.fail_at = set(range(1, 10**4))
   assert not removal.delete_strays(Engine(run, cloud), run, book, [], time.sleep)
   assert "remove vit-a1" in capsys.readouterr().out

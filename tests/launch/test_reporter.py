@@ -1,4 +1,4 @@
-"""Reports, pieces of a log and orders, on a thread beside the work."""
+"""Tests of the thread that exchanges reports, pieces of a log, and orders."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def letters(tmp_path):
     yield letters
 
 
-def test_what_is_new_goes_out_at_once_and_the_rest_with_the_beat(letters):
+def test_new_phase_is_sent_at_once_and_progress_with_the_beat(letters):
   letters.update(phase=mailbox.READY, detail="with a-long-secret")
   assert letters.flush(5)
   report, _ = letters.mailbox.seen(2)
@@ -34,25 +34,25 @@ def test_what_is_new_goes_out_at_once_and_the_rest_with_the_beat(letters):
   assert letters.flush(5) and letters.mailbox.seen(2)[0].step == 7
 
 
-def test_no_word_of_a_report_has_a_secret(letters):
+def test_reports_hide_secrets(letters):
   letters.update(detail="with a-long-secret", doing=f"{'x' * 95} a-long-secret", tail="a-long-secret!")
   assert letters.flush(5)
   report, _ = letters.mailbox.seen(2)
   assert (report.detail, report.doing, report.tail) == ("with ***", f"{'x' * 95} ***", "***!")
 
 
-def test_an_order_is_known_when_a_report_has_settled(letters):
+def test_order_is_read_with_each_report(letters):
   letters.mailbox.write_order(mailbox.Order(4, stop=True))
   assert letters.flush(5)
   assert letters.order == mailbox.Order(4, stop=True)
   letters.mailbox.storage.write("a1/order.json", b"{")
   letters.update(phase=mailbox.EXITED, exit=3)
-  assert letters.flush(5)  # what cannot be read holds up nothing
+  assert letters.flush(5)  # an unreadable order does not delay reports
   assert letters.order == mailbox.Order(4, stop=True) and "not in the format of `launch`" in letters.trouble
   assert letters.mailbox.seen(2)[0].exit == 3
 
 
-def test_a_log_comes_before_the_report_of_its_end(letters):
+def test_log_is_sent_before_the_report_of_its_end(letters):
   letters.log.write("the last line with a-long-secret")
   letters.update(phase=mailbox.EXITED)
   assert letters.flush(5)
@@ -63,9 +63,9 @@ def test_a_log_comes_before_the_report_of_its_end(letters):
   assert os.stat(run._folder / names[-1]).st_mtime_ns <= os.stat(run._folder / "a1/w02.json").st_mtime_ns
 
 
-def test_a_mistake_in_the_thread_is_no_silence(tmp_path, letters, monkeypatch):
+def test_error_in_the_thread_is_reported(tmp_path, letters, monkeypatch):
   letters.check()
-  monkeypatch.setattr(threading, "excepthook", lambda _: None)  # it would print
+  monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the default hook would print the error
   letters.log.read_piece = None
   letters.update(phase=mailbox.RUNNING)
   assert not letters.flush(5)
@@ -76,7 +76,7 @@ def test_a_mistake_in_the_thread_is_no_silence(tmp_path, letters, monkeypatch):
   assert letters.mailbox.seen(2)[0].detail == "cannot go on"
 
 
-def test_pieces_are_numbered_on_from_what_is_there(tmp_path, letters):
+def test_pieces_continue_existing_numbers(tmp_path, letters):
   letters.flush(5)
   here = storage.open_storage(str(tmp_path / "other"))
   mailbox.Mailbox(here, 1).write_log(0, 41, b"of a life before")

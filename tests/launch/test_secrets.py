@@ -1,4 +1,4 @@
-"""Secrets are recognised by value, and usual values are not refused."""
+"""Tests that secrets are recognised by their values, and that usual values are not refused."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ def mixed(length, seed=0):
   return "aB3" + "".join(draw.choices(ALPHABET, k=length - 3))
 
 
-# Built here from parts, as the code of this repository is checked for secrets too.
+# The values are joined from parts, because the code of this repository is also checked for secrets.
 SECRETS = {
   "a Hugging Face token": ["hf" + "_" + mixed(34)],
   "a GitHub token": [
@@ -55,7 +55,7 @@ USUAL = [
 
 
 @pytest.mark.parametrize(("kind", "value"), [(kind, value) for kind, values in SECRETS.items() for value in values])
-def test_g_a_secret_is_known_by_its_value(kind, value):
+def test_secret_is_recognised_by_its_value(kind, value):
   assert bundle.detect_secret_value(value) == kind
   with pytest.raises(LaunchError) as error:
     run("--env", f"X={value}")
@@ -65,12 +65,12 @@ def test_g_a_secret_is_known_by_its_value(kind, value):
 
 
 @pytest.mark.parametrize("value", USUAL)
-def test_a_usual_value_is_no_secret(value):
+def test_usual_value_is_not_a_secret(value):
   assert bundle.detect_secret_variable("X", value) == ""
   assert run("--env", f"X={value}").env == {"X": value}
 
 
-def test_a_secret_among_the_programs_words_is_refused_and_a_hash_is_not():
+def test_secret_in_program_arguments_is_refused_and_random_text_is_not():
   token = SECRETS["a GitHub token"][0]
   with pytest.raises(LaunchError, match=r"-- --config\.tracker\.key: looks like a GitHub token") as error:
     run(args=[f"--config.tracker.key={token}"])
@@ -79,12 +79,12 @@ def test_a_secret_among_the_programs_words_is_refused_and_a_hash_is_not():
 
 
 def run(*words, args=()):
-  """Returns a run of this machine."""
+  """Returns a run on this machine."""
   return flags.build_run(*flags.parse_flags(["run", "a", "--backend=local", "--workdir=/w", *words, "--", "m", *args]))
 
 
 def test_random_keys_are_found_and_hexadecimal_numbers_are_not():
-  """Of keys as programs make them, nearly all are found."""
+  """Checks that nearly all generated keys are found."""
   draw = random.Random(1)
   counts = {"base62": 0, "base64": 0}
   for _ in range(2000):

@@ -1,4 +1,4 @@
-"""A unit's lock, what it notes of itself, and how an attempt of units is."""
+"""Tests of a unit's lock, of its description, and of the state of an attempt."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ from launch.service import Service
 from tests.launch.systemd import expanded
 
 
-def test_a_lock_is_held_by_one_process_and_told_from_a_look(tmp_path):
+def test_lock_is_held_by_one_process_despite_concurrent_looks(tmp_path):
   one = Service("vit-a1", tmp_path)
   assert not one.is_alive() and one.process() == 0
   looking, stop = [], threading.Event()
@@ -31,7 +31,7 @@ def test_a_lock_is_held_by_one_process_and_told_from_a_look(tmp_path):
   for thread in threads:
     thread.start()
   try:
-    for _ in range(20):  # a look, which takes the lock for a moment, keeps nobody from it
+    for _ in range(20):  # a look holds the lock for a moment, which does not prevent other processes from taking it
       held = one.lock()
       assert held and one.is_alive() and one.process() == os.getpid()
       one._held.close()
@@ -44,13 +44,13 @@ def test_a_lock_is_held_by_one_process_and_told_from_a_look(tmp_path):
   assert True in looking
 
 
-def test_a_number_that_another_process_has_now_is_not_asked(tmp_path):
+def test_reused_process_number_receives_no_signal(tmp_path):
   one = Service("vit-a1", tmp_path)
   other = subprocess.Popen(["sleep", "60"])
   try:
     one.folder.mkdir(parents=True)
     with open(one.folder / "lock", "w") as file:
-      file.write(f"{other.pid} 12345")  # of an earlier start of the machine
+      file.write(f"{other.pid} 12345")  # the number is of an earlier boot
       file.flush()
       fcntl.flock(file, fcntl.LOCK_EX)
       assert one.is_alive() and one.process() == 0 and not one.ask()
@@ -60,7 +60,7 @@ def test_a_number_that_another_process_has_now_is_not_asked(tmp_path):
     other.wait()
 
 
-def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
+def test_service_is_listed_until_it_is_forgotten(tmp_path):
   one = Service("vit-a1-w00", tmp_path)
   assert one.about is None
   one.describe(
@@ -82,7 +82,7 @@ def test_what_was_made_is_known_until_it_is_forgotten(tmp_path):
   "alive, state",
   [({}, states.ABSENT), ({0: True, 1: True}, states.READY), ({0: True}, states.LOST), ({0: 0, 1: 1}, states.LOST)],
 )
-def test_an_attempt_is_ready_while_all_its_services_live(alive, state, tmp_path, monkeypatch):
+def test_attempt_is_ready_while_all_services_are_alive(alive, state, tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   run, held = spec.check_and_complete(spec.Run("vit", "local", "job", (), "/x", processes=2)), []
   for worker, value in alive.items():
@@ -96,7 +96,7 @@ def test_an_attempt_is_ready_while_all_its_services_live(alive, state, tmp_path,
   assert (look.state, look.hosts) == (state, sum(map(bool, alive.values())))
 
 
-def test_the_services_of_an_attempt_are_found_by_name_and_no_others(tmp_path):
+def test_services_of_an_attempt_are_found_by_name(tmp_path):
   made = ("vit-a1-w00", "vit-a1-w01", "vit-a10-w00", "vit-a1", "vit-a1-w", "a-vit-a1-w00", "vit-a2", "vit.a1")
   for name in made:
     (tmp_path / "units" / name).mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_the_services_of_an_attempt_are_found_by_name_and_no_others(tmp_path):
   assert found("vit", 1, "hosts") == found("vit", 1, "qr", 3) == ["vit-a1"] and found("v", 1, "hosts") == []
 
 
-def test_a_home_is_somewhere_for_everybody(monkeypatch):
+def test_default_home_exists_in_every_environment(monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", "/s")
   assert service.get_default_home() == pathlib.Path("/s/vit_jax/launch")
   monkeypatch.delenv("XDG_STATE_HOME")
@@ -116,7 +116,7 @@ def test_a_home_is_somewhere_for_everybody(monkeypatch):
 
 
 @pytest.mark.heavy
-def test_a_worker_that_ends_at_once_is_said(tmp_path):
+def test_worker_that_ends_at_once_is_reported(tmp_path):
   with pytest.raises(LaunchError, match=r"vitjax-vit-a1 ended at once: .*arguments: --nonsense.*worker\.txt"):
     Service("vit-a1", tmp_path).start(["--nonsense"], 1.0)
 
@@ -138,23 +138,23 @@ DOLLARS = [
 
 
 @given(st.lists(st.sampled_from(DOLLARS) | st.text("$%{}HOME ab", max_size=12), max_size=5))
-def test_g_dollar_signs_and_percent_signs_survive_systemd(words):
+def test_dollar_and_percent_signs_survive_systemd(words):
   run = ["/usr/bin/python3", "-m", "launch.worker", "run", *words]
   made = service.build_command("vitjax-a-a1", run, 30.0)
   assert expanded(made[made.index("/usr/bin/python3") :]) == run
   assert made[: made.index("/usr/bin/python3")].count("--unit=vitjax-a-a1") == 1
 
 
-def test_the_rules_of_systemd_are_those_of_its_manual():
-  """The examples of systemd.service(5), COMMAND LINES, with ONE='one' and TWO='two two'."""
+def test_expansion_matches_the_manual_of_systemd():
+  """Uses the examples of systemd.service(5), COMMAND LINES, with ONE='one' and TWO='two two'."""
   variables = {"ONE": "one", "TWO": "two two"}
   assert expanded(["/bin/echo", "$ONE", "$TWO", "${TWO}"], variables) == ["/bin/echo", "one", "two", "two", "two two"]
   assert expanded(["/bin/echo", "$$ONE", "$$$$", "a$ONE", "${NONE}x"], variables)[1:] == ["$ONE", "$$", "a$ONE", "x"]
 
 
 @pytest.mark.parametrize("name", ["lock", "about.json"])
-def test_g6_what_cannot_be_read_is_unknown_and_not_absent(tmp_path, name):
-  """A directory in the place of the file, as root may read everything else."""
+def test_unreadable_file_is_unknown_and_not_absent(tmp_path, name):
+  """Replaces the file with a directory, because root can read all other files."""
   one = Service("vit-a1", tmp_path)
   one.describe({"run": "vit", "attempt": 1, "engine": "local"})
   (one.folder / name).unlink(missing_ok=True)
@@ -167,7 +167,7 @@ def test_g6_what_cannot_be_read_is_unknown_and_not_absent(tmp_path, name):
 
 
 @pytest.mark.parametrize("place", ["starting", "worker.txt"])
-def test_g6_a_start_that_cannot_write_is_unknown(tmp_path, place):
+def test_start_that_cannot_write_is_unknown(tmp_path, place):
   one = Service("vit-a1", tmp_path)
   (one.folder / place).mkdir(parents=True)
   with pytest.raises(UnknownError, match=place):
@@ -175,7 +175,7 @@ def test_g6_a_start_that_cannot_write_is_unknown(tmp_path, place):
 
 
 @pytest.mark.parametrize("script", [None, "not a program", "#!/no/such/interpreter\n"])
-def test_g6_a_systemd_that_cannot_be_run_is_unknown(tmp_path, monkeypatch, script):
+def test_systemd_that_cannot_be_run_is_unknown(tmp_path, monkeypatch, script):
   monkeypatch.setattr(service, "SYSTEMD", tmp_path)
   monkeypatch.setattr(os, "geteuid", lambda: 0)
   monkeypatch.setenv("PATH", str(tmp_path))
@@ -189,7 +189,7 @@ def test_g6_a_systemd_that_cannot_be_run_is_unknown(tmp_path, monkeypatch, scrip
       call()
 
 
-def test_g6_a_systemd_without_an_answer_is_unknown(tmp_path, monkeypatch):
+def test_systemd_without_a_response_is_unknown(tmp_path, monkeypatch):
   monkeypatch.setattr(service, "SYSTEMD", tmp_path)
   monkeypatch.setattr(service, "CALL", 0.2)
   (tmp_path / "systemctl").write_text("#!/bin/sh\nexec sleep 5\n")

@@ -1,4 +1,4 @@
-"""What a run is asked to be: whatever is written, it is a run that can be, or one line that says what is wrong."""
+"""Tests of the specification of a run: any input gives a valid run or an error in one line."""
 
 import argparse
 import dataclasses
@@ -14,7 +14,7 @@ from launch.errors import LaunchError
 from launch.spec import Limits
 from tests.launch import launches
 
-# As Python has the words of a command line: those that are no UTF-8 with a surrogate for each byte.
+# Words of a command line as Python decodes them: invalid UTF-8 has a surrogate for each byte.
 TEXT = strategies.binary().map(lambda word: word.replace(b"\0", b"").decode("utf-8", "surrogateescape"))
 JSON = strategies.recursive(
   strategies.none() | strategies.booleans() | strategies.floats() | strategies.integers() | strategies.text(),
@@ -25,14 +25,14 @@ JSON = strategies.recursive(
 
 @pytest.mark.parametrize("backend", spec.BACKENDS)
 @given(args=strategies.lists(TEXT, max_size=4), value=TEXT)
-def test_a_run_that_is_written_comes_back_byte_for_byte(backend, args, value):
+def test_stored_run_is_read_back_unchanged(backend, args, value):
   run = launches.run(backend, args=tuple(args), env={"A": value})
   assert spec.loads(run.dumps().encode().decode()) == run
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(spec.Run)])
 @given(value=JSON)
-def test_a_file_that_anybody_changed_is_a_run_or_one_line(field, value):
+def test_changed_file_is_a_run_or_an_error_in_one_line(field, value):
   values = json.loads(launches.run("qr").dumps()) | {field: value}
   try:
     run = spec.loads(json.dumps(values))
@@ -50,7 +50,7 @@ def test_text_that_is_not_a_run_is_refused(text):
     spec.loads(text)
 
 
-def test_a_text_in_place_of_a_list_of_words_is_no_run():
+def test_text_instead_of_a_list_of_words_is_refused():
   values = json.loads(launches.run().dumps()) | {"args": "abc"}
   with pytest.raises(LaunchError, match="ARGUMENTS"):
     spec.loads(json.dumps(values))
@@ -66,7 +66,7 @@ def test_a_text_in_place_of_a_list_of_words_is_no_run():
     ("cluster", "gke"),
   ],
 )  # fmt: skip
-def test_what_reaches_a_command_line_is_never_more_than_a_word(field, backend, text):
+def test_field_on_a_command_line_is_a_single_word(field, backend, text):
   value = (text,) if field in ("zones", "hosts") else text
   try:
     run = launches.run(backend, **{field: value})
@@ -78,14 +78,14 @@ def test_what_reaches_a_command_line_is_never_more_than_a_word(field, backend, t
 
 
 @pytest.mark.parametrize("text", launches.HOSTILE)
-def test_arguments_and_values_of_variables_are_free(text):
+def test_arguments_and_variables_may_have_any_text(text):
   run = launches.run(args=(text,), env={"A": text})
   assert spec.loads(run.dumps()).args == (text,)
 
 
 @given(name=strategies.from_regex(spec.NAME, fullmatch=True) | strategies.text(max_size=50))
-def test_every_name_that_is_allowed_makes_a_label_and_the_name_of_a_node(name):
-  """Of a resource and of a label: at most 63 small letters, digits and dashes, no dash first or last."""
+def test_valid_run_names_give_valid_labels_and_node_names(name):
+  """Resources and labels have at most 63 lower-case letters, digits and dashes, without a dash at the ends."""
   try:
     run = launches.run(name=name)
   except LaunchError:
@@ -100,7 +100,7 @@ def test_every_name_that_is_allowed_makes_a_label_and_the_name_of_a_node(name):
     strategies.sampled_from(["--workdir=a", "--workdir=", "--workdir=b=c", "--total=5", "x", "--workdirs=d", "-w"])
   )
 )
-def test_the_workdir_is_the_one_that_the_program_takes(words):
+def test_workdir_matches_argparse(words):
   parser = argparse.ArgumentParser(allow_abbrev=False)
   parser.add_argument("--workdir", default="")
   assert spec.find_flag_value(words, "--workdir") == parser.parse_known_args(words)[0].workdir
@@ -109,7 +109,7 @@ def test_the_workdir_is_the_one_that_the_program_takes(words):
 @pytest.mark.parametrize(
   ("words", "workdir"), [(["--workdir", "a"], "a"), (["--workdir"], ""), (["--workdir", "a", "--workdir=b"], "b")]
 )
-def test_the_workdir_may_be_a_word_of_its_own(words, workdir):
+def test_workdir_may_be_a_separate_word(words, workdir):
   assert spec.find_flag_value(words, "--workdir") == workdir
 
 
@@ -148,13 +148,13 @@ def test_the_workdir_may_be_a_word_of_its_own(words, workdir):
     ("qr", {"limits": Limits(beat=0)}, "limits.beat", "above 0"),
   ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line_with_what_is_allowed(backend, changes, place, word):
+def test_invalid_field_is_reported_in_one_line_with_allowed_values(backend, changes, place, word):
   with pytest.raises(LaunchError) as error:
     spec.check_and_complete(spec.Run(**launches.words(backend) | changes))
   assert place in str(error.value) and word in str(error.value) and "hunter2" not in str(error.value)
 
 
-def test_a_long_path_is_judged_at_once():
+def test_long_path_is_checked_quickly():
   began = time.monotonic()
   with pytest.raises(LaunchError):
     launches.run("qr", workdir=f"gs://bkt{'/a' * 200}#")
@@ -170,5 +170,5 @@ def test_zone_and_runtime_follow_from_the_slice():
   assert spec.check_and_complete(run) == run
 
 
-def test_the_owner_is_a_label():
+def test_owner_is_a_valid_label():
   assert re.fullmatch(r"[a-z0-9_-]{1,63}", spec.get_user_label())

@@ -1,4 +1,4 @@
-"""States are plain values that an event log can hold, and every engine has the six operations of the interface."""
+"""Tests that event logs can store states, and that every engine has the six operations of the interface."""
 
 import dataclasses
 import importlib
@@ -13,7 +13,7 @@ from launch.states import State
 OPERATIONS = ["create", "look", "delete", "inventory", "shell", "commands"]
 
 
-def test_a_state_survives_json():
+def test_state_survives_json():
   state = State(attempt=2, end=(13, "why"), unverified=(1, 2))
   values = json.loads(json.dumps(dataclasses.asdict(state)))
   assert State(**values | {"end": tuple(values["end"]), "unverified": tuple(values["unverified"])}) == state
@@ -24,13 +24,13 @@ def test_states_are_different_words():
   assert len({*states.STATES}) == len(states.STATES) and stages & {*states.STATES} == {states.DELETING}
 
 
-def test_the_interface_has_six_operations():
+def test_interface_has_six_operations():
   functions = (name for name, value in vars(states.Engine).items() if inspect.isfunction(value))
   assert [name for name in functions if not name.startswith("_")] == OPERATIONS
 
 
 @pytest.mark.parametrize("name", ["gke", "hosts", "qr"])
-def test_an_engine_has_every_operation_with_the_parameters_of_the_interface(name):
+def test_engines_have_the_operations_of_the_interface(name):
   own = importlib.import_module(f"launch.{name}").Engine
   public = [name for name, value in vars(own).items() if inspect.isfunction(value) and not name.startswith("_")]
   assert sorted(public) == sorted(OPERATIONS)

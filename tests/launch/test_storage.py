@@ -1,4 +1,4 @@
-"""Files that workers and watchers share: the same on a disk and in a real bucket, with trouble on the way to it."""
+"""Tests of files that workers and watchers share, on a disk and in a real bucket, with faults of the bucket."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ NAMES = ["a", "a1/w00.json", "a1/log/w00.00000", "ä b", "x%2Fy", "q?z#", "plus+
 
 @pytest.fixture(params=["disk", pytest.param("bucket", marks=pytest.mark.heavy)])
 def files(request, tmp_path):
-  """The same calls on a folder and below a name of a bucket."""
+  """Storage in a folder, and storage under a prefix of a bucket."""
   return (
     storage.open_storage(str(tmp_path / "run")) if request.param == "disk" else request.getfixturevalue("in_bucket")
   )
@@ -32,7 +32,7 @@ def impatient(monkeypatch, in_bucket):
   monkeypatch.setattr(storage, "TIMEOUT", 0.2)
 
 
-def test_what_is_written_is_read_listed_and_deleted(files):
+def test_written_files_are_read_listed_and_deleted(files):
   assert files.read("a") is None and files.names() == []
   for name in NAMES:
     files.write(name, name.encode())
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_listed_and_deleted(files):
   assert files.names() == []
 
 
-def test_a_condition_holds_for_one_generation_only(files):
+def test_conditional_write_requires_the_current_generation(files):
   first = files.write("lease", b"1", generation=0)
   assert files.read("lease").generation == first > 0
   for wrong in (0, first + 1):
@@ -57,7 +57,7 @@ def test_a_condition_holds_for_one_generation_only(files):
     files.write("absent", b"4", generation=second)
 
 
-def test_of_many_who_write_at_once_one_succeeds(files):
+def test_one_of_several_concurrent_writers_succeeds(files):
   won, start = [], threading.Barrier(6)
 
   def write(number):
@@ -76,7 +76,7 @@ def test_of_many_who_write_at_once_one_succeeds(files):
   assert [files.read("lease").content.decode()] == list(map(str, won))
 
 
-def test_a_file_on_a_disk_has_an_age(tmp_path):
+def test_file_on_a_disk_has_an_age(tmp_path):
   files = storage.Disk(str(tmp_path))
   files.write("beat", b"")
   assert files.read("beat").age < 2
@@ -86,16 +86,16 @@ def test_a_file_on_a_disk_has_an_age(tmp_path):
 
 
 @pytest.mark.heavy
-def test_an_age_in_a_bucket_is_by_the_clock_of_its_server(in_bucket, monkeypatch):
+def test_age_in_a_bucket_uses_the_clock_of_its_server(in_bucket, monkeypatch):
   real = time.time
-  monkeypatch.setattr(time, "time", lambda: real() + 3600)  # the laptop's clock is an hour off
+  monkeypatch.setattr(time, "time", lambda: real() + 3600)  # the laptop's clock is wrong by an hour
   in_bucket.write("beat", b"")
   assert in_bucket.read("beat").age < 60
   time.sleep(2.1)
   assert 1 <= in_bucket.read("beat").age < 60
 
 
-def test_a_folder_is_one_name_only(files):
+def test_folder_with_a_common_prefix_is_separate(files):
   other = storage.open_storage(f"{_folder(files)}2")
   other.write("a", b"of another run")
   assert files.names() == [] and files.read("a") is None
@@ -108,7 +108,7 @@ def _folder(files):
 # Disks.
 
 
-def test_a_disk_that_cannot_be_written_is_no_answer_and_no_broken_condition(tmp_path):
+def test_unwritable_disk_is_unknown_and_not_a_failed_condition(tmp_path):
   (tmp_path / "file").write_text("")
   files = storage.Disk(str(tmp_path / "file"))
   for generation in (None, 0):
@@ -117,24 +117,24 @@ def test_a_disk_that_cannot_be_written_is_no_answer_and_no_broken_condition(tmp_
   assert files.read("a") is None
 
 
-def test_a_write_leaves_nothing_but_the_file(tmp_path):
+def test_write_leaves_no_temporary_files(tmp_path):
   files = storage.Disk(str(tmp_path))
   for i in range(3):
     files.write("a/b", bytes([i]))
   assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
 
 
-# Buckets. Every request is tried again where that may help.
+# Buckets. Requests are repeated if a repetition can succeed.
 
 
 @pytest.mark.heavy
-def test_a_bucket_behind_a_bad_line_keeps_every_condition(bucket_server, in_bucket, monkeypatch):
+def test_conditional_writes_hold_on_an_unreliable_connection(bucket_server, in_bucket, monkeypatch):
   monkeypatch.setattr(in_bucket, "tries", 12)
   monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
   before, generation = bucket_server.counts["resets"], 0
   with bucket_server.troubled(busy=0.2, resets=0.3):
     for i in range(30):
-      # An answer that is lost on the way back must not look as if somebody else had written.
+      # A lost response must not look like a write of another process.
       generation = in_bucket.write("lease", f"{i}".encode(), generation)
       found = in_bucket.read("lease")
       assert (found.content, found.generation) == (f"{i}".encode(), generation)
@@ -146,12 +146,14 @@ def test_a_bucket_behind_a_bad_line_keeps_every_condition(bucket_server, in_buck
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("trouble", [{"away": True}, {"stalls": 1.0}, {"busy": 1.0}, {"resets": 1.0}], ids=str)
-def test_a_bucket_that_gives_no_answer_is_never_taken_for_empty(bucket_server, in_bucket, request, trouble):
+def test_unreachable_bucket_is_never_empty(bucket_server, in_bucket, request, trouble):
   in_bucket.write("a", b"1")
-  request.getfixturevalue("impatient")  # from here on: a loaded machine has its time for what must succeed
+  request.getfixturevalue("impatient")  # requested only now, so that the write above has time on a loaded machine
   with bucket_server.troubled(**trouble):
     asks = [lambda: in_bucket.read("a"), in_bucket.names, in_bucket.location]
-    if "resets" not in trouble:  # which may cut the answer to a deletion that is done, as the next try then hears
+    if (
+      "resets" not in trouble
+    ):  # a reset may cut the response to a successful deletion, which the next try then reports
       asks.append(lambda: in_bucket.delete("a"))
     for ask in asks:
       with pytest.raises(UnknownError, match="gs://bkt does not answer"):
@@ -159,7 +161,7 @@ def test_a_bucket_that_gives_no_answer_is_never_taken_for_empty(bucket_server, i
 
 
 @pytest.mark.heavy
-def test_a_bucket_that_refuses_says_so_at_once(bucket_server, in_bucket):
+def test_refusal_of_a_bucket_is_reported_at_once(bucket_server, in_bucket):
   began = time.monotonic()
   with bucket_server.troubled(refused=True):
     for ask in (lambda: in_bucket.read("a"), in_bucket.names, lambda: in_bucket.write("a", b"")):
@@ -170,7 +172,7 @@ def test_a_bucket_that_refuses_says_so_at_once(bucket_server, in_bucket):
 
 
 @pytest.mark.heavy
-def test_a_bucket_that_is_not_there_is_said(bucket_server):
+def test_missing_bucket_is_reported(bucket_server):
   files = storage.open_storage("gs://none/a")
   for ask in (files.names, files.location):
     with pytest.raises(LaunchError, match="gs://none: there is no such bucket"):
@@ -180,7 +182,7 @@ def test_a_bucket_that_is_not_there_is_said(bucket_server):
 
 
 @pytest.mark.heavy
-def test_a_listing_of_many_pages_is_whole(bucket_server, in_bucket, monkeypatch):
+def test_listing_of_many_pages_is_complete(bucket_server, in_bucket, monkeypatch):
   for i in range(5):
     in_bucket.write(f"{i}", b"")
   ask = in_bucket._ask
@@ -189,11 +191,11 @@ def test_a_listing_of_many_pages_is_whole(bucket_server, in_bucket, monkeypatch)
 
 
 @pytest.mark.heavy
-def test_a_bucket_has_a_region(bucket_server, in_bucket):
+def test_bucket_has_a_region(bucket_server, in_bucket):
   assert in_bucket.location() == in_bucket.location().lower() != ""
 
 
-def test_a_token_is_of_the_machine_if_it_has_one_and_else_of_gcloud(tmp_path, monkeypatch):
+def test_token_is_from_the_machine_or_else_from_gcloud(tmp_path, monkeypatch):
   asked = []
 
   def answer(request, timeout):

@@ -1,4 +1,4 @@
-"""A sweep whose trials are runs: each is asked for as the sweep itself was, no more at once than said, none twice."""
+"""Tests of a sweep in which trials are runs: each trial has the settings of the sweep and runs once."""
 
 import argparse
 import dataclasses
@@ -40,7 +40,7 @@ def args(**changes):
   grace=strategies.integers(1, 10_000),
   kept=strategies.booleans(),
 )
-def test_the_command_of_a_trial_asks_for_that_run_and_shows_nothing_of_it(backend, variable, hours, grace, kept):
+def test_command_of_a_trial_describes_its_run_in_a_private_file(backend, variable, hours, grace, kept):
   changes = {
     "local": {"processes": 3},
     "hosts": {},
@@ -53,7 +53,7 @@ def test_the_command_of_a_trial_asks_for_that_run_and_shows_nothing_of_it(backen
   )  # fmt: skip
   with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
     patch.setenv("XDG_STATE_HOME", folder)
-    patch.setattr(sweep, "_read_last_event", lambda _: {})  # of a bucket that none is asked for
+    patch.setattr(sweep, "_read_last_event", lambda _: {})  # avoids a request to the bucket
     words = sweep.build_command(run)[3:]
     assert flags.build_run(*flags.parse_flags(words)) == run
     (file,) = pathlib.Path(folder).rglob("*.json")
@@ -69,19 +69,19 @@ def test_the_command_of_a_trial_asks_for_that_run_and_shows_nothing_of_it(backen
     ({"module": "vit_jax.sweep"}, {"parallel": 0}, "1 and more"),
   ],
 )
-def test_a_mistake_is_one_line(changes, given_, word):
+def test_mistake_is_reported(changes, given_, word):
   with pytest.raises(LaunchError, match=word):
     sweep.sweep(launches.run(**{"module": "vit_jax.sweep"} | changes), args(**given_))
 
 
-def test_without_vit_jax_here_it_says_so(monkeypatch):
+def test_missing_packages_are_reported(monkeypatch):
   monkeypatch.setattr(sweep, "REQUIRED", ("no_such_jax",))
   with pytest.raises(LaunchError, match="lacks no_such_jax"):
     sweep.sweep(launches.run(module="vit_jax.sweep"), args())
 
 
-def line(event, unverified=(), **facts):
-  """Of a journal."""
+def make_line(event, unverified=(), **facts):
+  """Returns a line of an event log."""
   state = dataclasses.asdict(State(unverified=unverified))
   return json.dumps({"event": event, "time": 1e9, "attempt": 1, "try": 1, "state": state} | facts) + "\n"
 
@@ -91,36 +91,38 @@ def write(folder, text):
   (folder / "launch/journal.jsonl").write_text(text)
 
 
-def test_a_run_that_is_under_way_is_adopted_and_one_that_has_ended_is_asked_for(tmp_path, monkeypatch):
+def test_active_run_is_adopted_and_an_ended_run_is_started(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
   run = launches.run(workdir=str(tmp_path))
   assert sweep.build_command(run)[3:5] == ["run", "vit-b16"]
   for event, verb in (("ready", "adopt"), ("end", "run")):
-    write(tmp_path, line("run") + line(event))
+    write(tmp_path, make_line("run") + make_line(event))
     assert sweep.build_command(run)[3:5] == [verb, "vit-b16"]
 
 
 @pytest.mark.parametrize(("event", "unverified", "verb"), [("ready", (), "adopt"), ("end", (1,), "down")])
-def test_a_trial_that_has_its_result_is_open_while_a_machine_of_it_may_be_there(tmp_path, event, unverified, verb):
+def test_trial_with_a_result_is_open_while_machines_may_remain(tmp_path, event, unverified, verb):
   run = launches.run(workdir=str(tmp_path))
-  write(tmp_path, line(event, unverified, code=0))
+  write(tmp_path, make_line(event, unverified, code=0))
   (tmp_path / "result.json").write_text("{}")
   assert sweep.get_state(run) == "open" and sweep.build_command(run)[3:5] == [verb, "vit-b16"]
   assert ("--yes" in sweep.build_command(run)) == (verb == "down")
-  write(tmp_path, line(event, unverified, code=0) + line("end", code=0))
+  write(tmp_path, make_line(event, unverified, code=0) + make_line("end", code=0))
   assert sweep.get_state(run) == "done"
 
 
-@pytest.mark.parametrize("text", ["[1]\n", "[" * 10**5, "9" * 5000, "\0\n", "{}\n", line("end", state=[1], code=[])])
-def test_a_journal_that_is_none_is_no_traceback(tmp_path, text):
+@pytest.mark.parametrize(
+  "text", ["[1]\n", "[" * 10**5, "9" * 5000, "\0\n", "{}\n", make_line("end", state=[1], code=[])]
+)
+def test_invalid_event_log_raises_no_error(tmp_path, text):
   write(tmp_path, text)
   assert sweep.get_state(launches.run(workdir=str(tmp_path))) == "open"
 
 
-def test_a_trial_whose_machines_are_not_seen_to_go_has_failed(tmp_path, monkeypatch, capsys):
+def test_trial_with_unconfirmed_deletions_has_failed(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   trial = sweep.TrialRun(launches.run(name="s-t00", workdir=str(tmp_path / "t")))
-  write(tmp_path / "t", line("ready"))
+  write(tmp_path / "t", make_line("ready"))
   (tmp_path / "t/result.json").write_text("{}")
   assert sweep.run_trials([trial], args(), lambda run: ["sh", "-c", "exit 13"], set()) == [trial]
   said = capsys.readouterr().out
@@ -128,13 +130,13 @@ def test_a_trial_whose_machines_are_not_seen_to_go_has_failed(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("code", "kept"), [(13, False), (0, False), (0, True)])
-def test_a_sweep_reports_a_machine_that_may_be_left(tmp_path, monkeypatch, capsys, code, kept):
+def test_sweep_reports_machines_that_may_remain(tmp_path, monkeypatch, capsys, code, kept):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   monkeypatch.setattr(sweep, "REQUIRED", ())
   monkeypatch.setattr(sweep, "_call_sweep", lambda *_, **__: f"python -m vit_jax.train --workdir={tmp_path}/t\n")
-  if not code:  # of an earlier time
+  if not code:  # an event log of an earlier sweep
     state = dataclasses.asdict(State(unverified=(1,), kept=kept))
-    write(tmp_path / "t", line("end", code=12, state=state))
+    write(tmp_path / "t", make_line("end", code=12, state=state))
   ended = sweep.sweep(launches.run(name="s", module="vit_jax.sweep"), args(), lambda run: ["sh", "-c", f"exit {code}"])
   assert ended == (GAVE_UP if kept else BILLING)
   said = capsys.readouterr().out
@@ -144,17 +146,17 @@ def test_a_sweep_reports_a_machine_that_may_be_left(tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
   ("code", "state"), [(0, "open"), (10, "open"), (42, "open"), (2, "failed"), (12, "failed"), (44, "failed")]
 )
-def test_the_journal_says_what_is_not_begun_again(tmp_path, code, state):
+def test_event_log_decides_if_a_trial_is_started_again(tmp_path, code, state):
   run = launches.run(workdir=str(tmp_path))
   assert sweep.get_state(run) == "open"
-  write(tmp_path, line("end", code=code))
+  write(tmp_path, make_line("end", code=code))
   assert sweep.get_state(run) == state
   (tmp_path / "result.json").write_text("{}")
   assert sweep.get_state(run) == "done"
 
 
 class Watchers:
-  """Commands that stand in for `launch run`: what they leave is what a run leaves."""
+  """Replacements of `launch run`, which write the same files as a run."""
 
   def __init__(self, folder):
     self.folder, self.started, self.codes = folder, [], {}
@@ -166,7 +168,7 @@ class Watchers:
     lr, code = float(overrides["optim.lr"]), self.codes.get(run.name, 0)
     result = {"val/top1": lr, "top1": lr, "train_seconds": 1.0} if code == 0 else None
     files = {"config.json": config.dumps(resolved), "result.json": result and json.dumps(result)}
-    files["launch/journal.jsonl"] = line("end", code=code)
+    files["launch/journal.jsonl"] = make_line("end", code=code)
     made = self.folder / "made" / run.name
     for name, text in files.items():
       if text:
@@ -181,13 +183,13 @@ class Watchers:
 
 
 @pytest.mark.long
-def test_a_sweep_runs_each_trial_once_and_then_what_they_lead_to(tmp_path, monkeypatch, capsys):
+def test_sweep_runs_each_trial_once_and_then_the_final_run(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
   workdir = tmp_path / "w"
   words = (f"--config={studies.sweep_file(tmp_path, SWEEP)}", f"--workdir={workdir}")
   run = launches.run(name="s", module="vit_jax.sweep", args=words, workdir=str(workdir))
   watchers = Watchers(tmp_path)
-  watchers.codes["s-t02"] = 44  # which would have been the best
+  watchers.codes["s-t02"] = 44  # the best trial without this failure
   assert sweep.sweep(run, args(), watchers) == GAVE_UP
   assert sorted(watchers.started) == ["s-f00", "s-t00", "s-t01", "s-t02"]
   printed = capsys.readouterr().out
@@ -202,7 +204,7 @@ def test_a_sweep_runs_each_trial_once_and_then_what_they_lead_to(tmp_path, monke
   assert watchers.started == ["s-t02"]
 
 
-def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(tmp_path, monkeypatch):
+def test_number_of_concurrent_trials_is_limited(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   monkeypatch.setattr(sweep, "PAUSE", 0.1)
   trials = [sweep.TrialRun(launches.run(name=f"s-t0{i}", workdir=str(tmp_path / f"t{i}"))) for i in range(4)]
@@ -210,8 +212,8 @@ def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(t
 
   def command(run):
     tries.append(run.name)
-    held = tries.count("s-t01") == 1 and run.name == "s-t01"  # by another, who has a journal there
-    text = shlex.quote(line("ready") if held else line("end", code=0))
+    held = tries.count("s-t01") == 1 and run.name == "s-t01"  # another process watches it and has written an event log
+    text = shlex.quote(make_line("ready") if held else make_line("end", code=0))
     done = f"mkdir -p {run.workdir}/launch; echo {text} > {run.workdir}/launch/journal.jsonl; "
     done += "exit 2" if held else f"touch {run.workdir}/result.json"
     return ["sh", "-c", f"echo + >> {running}; sleep 0.3; echo - >> {running}; {done}"]
@@ -224,28 +226,28 @@ def test_as_many_at_once_as_said_and_one_that_is_watched_elsewhere_comes_later(t
   assert max(depth) == 2
 
 
-def test_a_trial_with_another_watcher_counts_and_is_not_started(tmp_path, monkeypatch, capsys):
+def test_trial_with_another_watcher_counts_and_is_not_started(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   monkeypatch.setattr(sweep, "LOOK", 0.1)
   trials = [sweep.TrialRun(launches.run(name=f"s-t0{i}", workdir=str(tmp_path / f"t{i}"))) for i in range(3)]
   for trial in trials[:2]:
-    write(tmp_path / trial.run.name.replace("s-t0", "t"), line("ready"))
+    write(tmp_path / trial.run.name.replace("s-t0", "t"), make_line("ready"))
   leases = [Lease(open_storage(trial.run.folder), 60.0) for trial in trials[:2]]
   started = []
 
   def command(run):
     started.append(run.name)
     assert not leases[0].holder() and leases[1].holder()
-    write(tmp_path / "t2", line("end", code=0))
+    write(tmp_path / "t2", make_line("end", code=0))
     return ["touch", f"{run.workdir}/result.json"]
 
   def end():
-    """The watchers end, one after the other."""
+    """Ends the watchers one after the other."""
     for number, lease in enumerate(leases):
       time.sleep(0.5)
       assert started == ["s-t02"] * number
       (tmp_path / f"t{number}/result.json").write_text("{}")
-      write(tmp_path / f"t{number}", line("end", code=0))
+      write(tmp_path / f"t{number}", make_line("end", code=0))
       lease.give_back()
 
   for lease in leases:
@@ -258,7 +260,7 @@ def test_a_trial_with_another_watcher_counts_and_is_not_started(tmp_path, monkey
 
 
 @pytest.mark.long
-def test_ctrl_c_lets_every_process_leave_its_run_alone(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_detaches_every_process_from_its_run(tmp_path, monkeypatch, capsys):
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
   program = "import signal, time, pathlib; signal.signal(signal.SIGINT, lambda *_: exit(42)); "
   program += f"pathlib.Path({str(tmp_path / 'up')!r}).touch(); time.sleep(60)"

@@ -1,4 +1,4 @@
-"""Texts for other launchers, read by parsers that are not ours: PyYAML, xpk's, SkyPilot's."""
+"""Tests of texts for other launchers with independent parsers: PyYAML, xpk and SkyPilot."""
 
 import importlib.util
 import json
@@ -19,18 +19,21 @@ from tests.launch import launches
 ODD = ("a b", "$(id)", "`id`", "it's", '"', "-x", "--y=z", "ä", "#", "{}", "$HOME", "\\", "*", "&& true", "!x")
 
 
-def interpreter(package):
-  """Of a Python that has a package: xpk and SkyPilot need other versions of what we need, so they have their own."""
+def find_interpreter(package):
+  """Returns an interpreter with a package.
+
+  xpk and SkyPilot require other versions of packages than this project, so they may have separate interpreters.
+  """
   own = os.environ.get(f"LAUNCH_{package.upper()}_PYTHON")
   if not own and importlib.util.find_spec(package) is None:
     pytest.skip(f"{package} is not installed; LAUNCH_{package.upper()}_PYTHON may name an interpreter that has it")
   return own or sys.executable
 
 
-def parsed(package, program, text, folder):
-  """What a program of another Python, which reads the text from its input, prints as JSON on its last line."""
+def parse_text(package, program, text, folder):
+  """Runs a program in another interpreter with the text as input, and returns the JSON on its last line."""
   environment = {"HOME": str(folder), "PATH": os.environ["PATH"], "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-  words = [interpreter(package), "-c", program]
+  words = [find_interpreter(package), "-c", program]
   result = subprocess.run(
     words, input=text, capture_output=True, text=True, env=environment, cwd=folder, timeout=120, check=False
   )
@@ -38,7 +41,7 @@ def parsed(package, program, text, folder):
   return json.loads(result.stdout.splitlines()[-1])
 
 
-def test_the_rendered_jobset_is_the_one_that_is_created():
+def test_rendered_jobset_equals_the_created_jobset():
   run = launches.run("gke", queue="q", slices=2, service_account="vit")
   text = manifests.format_jobset(run, 3, 1_795_300_000)
   assert yaml.safe_load(text) == manifests.make_jobset(run, 3, 1_795_300_000)
@@ -46,15 +49,15 @@ def test_the_rendered_jobset_is_the_one_that_is_created():
 
 
 @pytest.mark.parametrize("form", [manifests.build_xpk_command, manifests.build_skypilot_task])
-def test_what_another_launcher_has_nothing_for_is_said(form):
+def test_unsupported_settings_of_another_launcher_are_listed(form):
   run = launches.run("qr", tpu="v5e-16", network="n", internal_ips=True, limits=spec.Limits(queue=60.0))
   (line,) = [line for line in form(run).splitlines() if "does not support:" in line]
   assert line.startswith("#") and "Nothing ends at --max-hours" in line
   assert all(flag in line for flag in ("--network", "--internal-ips", "--limit", "--max-hours"))
-  assert "--runtime-version" not in line and "--tpu" not in line  # which follows from the slice
+  assert "--runtime-version" not in line and "--tpu" not in line  # the slice determines it
 
 
-def test_xpk_has_one_zone_and_names_reservations():
+def test_xpk_supports_only_one_zone_and_no_reservation():
   run = launches.run("qr", zones=("us-central1-a", "us-central1-b"), capacity="reserved", runtime_version="other")
   said = manifests.build_xpk_command(run).splitlines()[0]
   assert all(word in said for word in ("--zone (except the first zone)", "--reserved", "--runtime-version"))
@@ -81,13 +84,13 @@ nested = strategies.recursive(
 @hypothesis.given(
   strategies.lists(nested, min_size=1, max_size=3) | strategies.dictionaries(letters, nested, min_size=1)
 )
-def test_any_value_is_the_same_to_a_parser_of_yaml(value):
+def test_any_value_is_parsed_back_by_pyyaml(value):
   assert yaml.safe_load(manifests.format_yaml(value)) == value
 
 
 @pytest.mark.parametrize("backend", ["qr", "gke"])
 @pytest.mark.parametrize("capacity", spec.CAPACITIES)
-def test_the_words_of_the_xpk_command_are_what_bash_reads(backend, capacity):
+def test_words_of_the_xpk_command_are_quoted_for_bash(backend, capacity):
   run = launches.run(backend, args=ODD, capacity=capacity, env={"A": "b c$d"})
   *_, line = manifests.build_xpk_command(run).splitlines()
   words = shlex.split(line)
@@ -100,7 +103,7 @@ def test_the_words_of_the_xpk_command_are_what_bash_reads(backend, capacity):
   assert {"--spot", "--on-demand", "--flex"} & set(words) == ({flags[capacity]} if capacity in flags else set())
 
 
-def test_xpk_takes_the_cluster_out_of_the_context():
+def test_xpk_cluster_is_taken_from_the_context():
   line = manifests.build_xpk_command(launches.run("gke", cluster="gke_my-project_us-east5-b_tpus"))
   assert {"--cluster=tpus", "--project=my-project", "--zone=us-east5-b"} <= set(shlex.split(line))
   assert f"--cluster={manifests.CLUSTER}" in shlex.split(
@@ -108,7 +111,7 @@ def test_xpk_takes_the_cluster_out_of_the_context():
   )
 
 
-def test_what_xpk_cannot_take_is_refused():
+def test_values_that_xpk_does_not_support_are_refused():
   with pytest.raises(LaunchError, match="line break"):
     manifests.build_xpk_command(launches.run("gke", args=("a\nb",)))
   with pytest.raises(LaunchError, match="line break"):
@@ -129,11 +132,11 @@ print(json.dumps({key: value for key, value in values.items() if isinstance(valu
 
 @pytest.mark.long
 @pytest.mark.parametrize(("backend", "tpu"), [("gke", "v6e-16"), ("qr", "v5e-16")])
-def test_xpk_itself_accepts_the_command(backend, tpu, tmp_path):
+def test_xpk_accepts_the_command(backend, tpu, tmp_path):
   run = launches.run(
     backend, tpu=tpu, slices=2, args=ODD, env={"A": "b c"}, secrets={"W": "projects/p/secrets/w/versions/1"}
   )
-  values = parsed("xpk", _XPK, manifests.build_xpk_command(run), tmp_path)
+  values = parse_text("xpk", _XPK, manifests.build_xpk_command(run), tmp_path)
   assert values["command"] == "exec " + shlex.join(["python3", "-u", "-m", "vit_jax.train", *ODD])
   expected = {
     "workload": "vit-b16",
@@ -147,7 +150,7 @@ def test_xpk_itself_accepts_the_command(backend, tpu, tmp_path):
   assert {key: values[key] for key in expected} == expected
 
 
-def test_bash_runs_of_the_skypilot_task_just_the_program_with_its_words():
+def test_skypilot_task_runs_the_program_with_its_words():
   run = launches.run("qr", args=(*ODD, "a\nb"), python="/opt/my/bin/python")
   task = yaml.safe_load(manifests.build_skypilot_task(run))
   result = subprocess.run(["bash", "-n", "-c", task["setup"] + task["run"]], capture_output=True, check=False)
@@ -155,7 +158,7 @@ def test_bash_runs_of_the_skypilot_task_just_the_program_with_its_words():
   assert shlex.split(task["run"]) == ["exec", run.python, "-u", "-m", "vit_jax.train", *run.args]
 
 
-def test_the_skypilot_task_is_the_run():
+def test_skypilot_task_describes_the_run():
   secrets = {"WANDB": "projects/p/secrets/w/versions/1"}
   run = launches.run("qr", zones=("us-central2-b", "europe-west4-a"), env={"A": "yes"}, secrets=secrets)
   task = yaml.safe_load(manifests.build_skypilot_task(run))
@@ -164,11 +167,11 @@ def test_the_skypilot_task_is_the_run():
   zones = [{"infra": "gcp/us-central2/us-central2-b"}, {"infra": "gcp/europe-west4/europe-west4-a"}]
   assert task["resources"]["any_of"] == zones
   assert task["envs"] == {"A": "yes"}
-  assert task["secrets"] == {"WANDB": None}  # only its name
+  assert task["secrets"] == {"WANDB": None}  # only the name of the secret
   assert "projects/p" not in manifests.build_skypilot_task(run)
 
 
-def test_what_skypilot_cannot_do_is_refused():
+def test_settings_that_skypilot_does_not_support_are_refused():
   with pytest.raises(LaunchError, match="one slice; --slices is 2"):
     manifests.build_skypilot_task(launches.run("qr", slices=2))
   with pytest.raises(LaunchError, match="--flex-start is for"):
@@ -193,9 +196,9 @@ print(json.dumps({"name": task.name, "run": task.run, "envs": dict(task.envs), "
     ("gke", "v6e-8", {}),
   ],
 )
-def test_skypilot_itself_accepts_the_task(backend, tpu, changes, tmp_path):
+def test_skypilot_accepts_the_task(backend, tpu, changes, tmp_path):
   run = launches.run(backend, tpu=tpu, args=ODD, env={"A": "b c"}, **changes)
-  task = parsed("sky", _SKY, manifests.build_skypilot_task(run), tmp_path)
+  task = parse_text("sky", _SKY, manifests.build_skypilot_task(run), tmp_path)
   start = shlex.join(["-u", "-m", "vit_jax.train", *ODD])
   assert task["run"].strip() == f"exec {manifests.PYTHON} {start}"
   assert task["name"] == "vit-b16" and task["envs"]["A"] == "b c"

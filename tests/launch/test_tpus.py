@@ -1,4 +1,4 @@
-"""The slices that can be rented, beside vit_jax's own table, the TPU's compiler and GKE's pages."""
+"""Tests of the available slices, compared with the table of vit_jax, the TPU compiler and GKE's documentation."""
 
 import re
 
@@ -12,13 +12,13 @@ from vit_jax.planning import estimate
 SLICES = tpus.list_slices()
 
 
-def test_the_names_are_those_of_the_other_table():
+def test_names_match_the_table_of_vit_jax():
   rented = {slice_.rented for generation in hardware.GENERATIONS for slice_ in hardware.list_slices(generation)}
   assert set(SLICES) == rented
 
 
 @pytest.mark.parametrize("name", SLICES)
-def test_a_slice_is_as_the_other_table_has_it(name):
+def test_slices_match_the_table_of_vit_jax(name):
   slice_, other = tpus.find_slice(name), hardware.parse_slice(name)
   assert (slice_.name, slice_.hosts, slice_.chips) == (other.rented, other.hosts, other.chips)
   assert slice_.devices == other.chips * hardware.GENERATIONS[other.generation].devices
@@ -26,7 +26,7 @@ def test_a_slice_is_as_the_other_table_has_it(name):
   assert tpus.find_slice(slice_.rented) == slice_ and tpus.normalise_name(slice_.rented) == slice_.name == name
 
 
-# developers.google.com's page of TPUs in GKE: what a node pool of one host is called, and of several.
+# From developers.google.com's page of TPUs in GKE: the names of node pools of one host and of several hosts.
 @pytest.mark.parametrize(
   ("name", "accelerator", "grid"),
   [
@@ -39,7 +39,7 @@ def test_a_slice_is_as_the_other_table_has_it(name):
     ("v6e-256", "tpu-v6e-slice", "16x16"),
   ],
 )
-def test_gke_has_names_of_its_own(name, accelerator, grid):
+def test_gke_names_match_its_documentation(name, accelerator, grid):
   assert (tpus.find_slice(name).accelerator, tpus.find_slice(name).grid) == (accelerator, grid)
 
 
@@ -55,14 +55,14 @@ def test_gke_has_names_of_its_own(name, accelerator, grid):
     ("2xv3-32", ["v3-32"]),
   ],
 )
-def test_what_is_no_slice_is_refused_with_what_there_is(text, words):
+def test_unknown_slice_is_refused_with_alternatives(text, words):
   with pytest.raises(LaunchError, match=re.escape(f"--tpu: {text!r}")) as error:
     tpus.find_slice(text)
   assert error.value.code == USAGE
   assert all(word in str(error.value) for word in words)
 
 
-def test_what_nobody_knows_keeps_its_name():
+def test_unknown_name_is_not_changed():
   assert tpus.normalise_name("tpu9-16") == "tpu9-16"
 
 
@@ -72,13 +72,13 @@ def test_zones_have_a_region():
 
 
 @pytest.mark.heavy
-def test_the_compiler_counts_the_same_devices_and_hosts():
-  """Of each generation the smallest slice, a middle one and the largest."""
-  with estimate.use_tpu_compiler(kernels=True):  # as other tests of the same process need it
+def test_compiler_has_the_same_numbers_of_devices_and_hosts():
+  """Checks the smallest, a middle and the largest slice of each generation."""
+  with estimate.use_tpu_compiler(kernels=True):  # other tests of the same process need the kernels
     for generation, kind in tpus.GENERATIONS.items():
       every = [slice_ for slice_ in SLICES.values() if slice_.generation == generation]
       for slice_ in (every[0], every[len(every) // 2], every[-1]):
         devices = estimate.make_topology_devices(hardware.parse_slice(f"{generation}:{slice_.grid}"))
         assert len(devices) == slice_.devices == slice_.chips * kind.devices
-        if slice_.chips > 8:  # smaller ones the compiler cuts otherwise than Cloud TPU
+        if slice_.chips > 8:  # the compiler divides smaller slices differently from Cloud TPU
           assert len({device.process_index for device in devices}) == slice_.hosts

@@ -1,4 +1,4 @@
-"""What real workers do where the run's folder, its code or the machine is not as it should be."""
+"""Tests of real workers with faults of the run's directory, its code or the machine."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from tests.launch.workers import Lab
 pytestmark = pytest.mark.heavy
 
 
-def test_a_bundle_that_was_changed_starts_nothing(tmp_path):
+def test_changed_bundle_does_not_start_a_program(tmp_path):
   with Lab(tmp_path, processes=2) as lab:
     name = f"code/{lab.digest}.tgz"
     lab.storage.write(name, lab.storage.read(name).content + b"x")
@@ -26,7 +26,7 @@ def test_a_bundle_that_was_changed_starts_nothing(tmp_path):
 
 
 @pytest.mark.long
-def test_code_that_differs_between_workers_starts_nothing(tmp_path):
+def test_different_code_of_workers_does_not_start_a_program(tmp_path):
   with Lab(tmp_path, processes=2) as lab:
     lab.mailbox.report(mailbox.WorkerReport(1, 1, mailbox.READY, code="0" * 64, address="h:1"))
     lab.start(worker=0)
@@ -35,7 +35,7 @@ def test_code_that_differs_between_workers_starts_nothing(tmp_path):
 
 
 @pytest.mark.long
-def test_garbage_in_the_folder_ends_no_worker(tmp_path):
+def test_invalid_files_do_not_stop_a_worker(tmp_path):
   with Lab(tmp_path, processes=2) as lab:
     lab.storage.write("a1/order.json", b"{")
     lab.storage.write("a1/w01.json", b"[1, 2]")
@@ -49,7 +49,7 @@ def test_garbage_in_the_folder_ends_no_worker(tmp_path):
 
 
 @pytest.mark.long
-def test_a_spec_that_is_none_is_said(tmp_path):
+def test_invalid_spec_is_reported(tmp_path):
   with Lab(tmp_path) as lab:
     lab.storage.write("a1/spec.json", b"garbage")
     worker = lab.start("--patience=0.3", "--name=vit")
@@ -66,8 +66,8 @@ def test_a_spec_that_is_none_is_said(tmp_path):
 
 
 @pytest.mark.long
-def test_a_folder_that_does_not_answer_ends_no_program(tmp_path):
-  """A folder of the run that is no folder for a while: a program goes on, and what happened is reported later."""
+def test_unreachable_folder_does_not_stop_a_program(tmp_path):
+  """Replaces the run's directory with a file for a while. The program continues, and its end is reported later."""
   with Lab(tmp_path, "time.sleep(1); print('through', flush=True); sys.exit(5)") as lab:
     lab.start()
     lab.wait(mailbox.RUNNING)
@@ -80,7 +80,7 @@ def test_a_folder_that_does_not_answer_ends_no_program(tmp_path):
     lab.wait(lambda _: "through" in lab.text())
 
 
-def test_a_bucket_carries_a_run_also_while_it_fails_now_and_then(tmp_path, bucket_server):
+def test_run_completes_on_an_unreliable_bucket(tmp_path, bucket_server):
   with Lab(tmp_path, "print('x' * 600_000, flush=True)", workdir="gs://bkt/worker", processes=2) as lab:
     lab.environment |= bucket_server.environment
     with bucket_server.troubled(busy=0.1, resets=0.05):
@@ -94,7 +94,7 @@ def test_a_bucket_carries_a_run_also_while_it_fails_now_and_then(tmp_path, bucke
 
 
 @pytest.mark.long
-def test_without_a_home_a_program_has_one(tmp_path):
+def test_program_has_a_home_even_if_the_worker_has_none(tmp_path):
   with Lab(tmp_path) as lab:
     lab.start(HOME=None)
     lab.wait(mailbox.EXITED)
@@ -102,7 +102,7 @@ def test_without_a_home_a_program_has_one(tmp_path):
 
 
 @pytest.mark.long
-def test_a_full_disk_is_said(tmp_path):
+def test_full_disk_is_reported(tmp_path):
   big = {"job.py": "", "big": "x" * 3_000_000}
   with Lab(tmp_path) as lab:
     content = workers.bundle(big)

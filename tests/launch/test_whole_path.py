@@ -1,4 +1,4 @@
-"""From the command to the result: a cloud, its machines' boot, workers, four JAX processes, a bucket, a preemption."""
+"""Test of the whole path: a cloud, booting machines, workers, four JAX processes, a bucket and a preemption."""
 
 import contextlib
 import json
@@ -27,8 +27,8 @@ SAME = ("weights_sha256", "loss", "top1", "images", "steps")
 VARIABLES = ("TFDS_DATA_DIR", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR", "JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL")
 
 
-def asked(workdir, **changes):
-  """The shrunk digits run on four processes with four devices each."""
+def make_run(workdir, **changes):
+  """Returns a small run of digits on four processes with four devices each."""
   flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
   environment = {name: os.environ[name] for name in VARIABLES if name in os.environ} | {"XLA_FLAGS": flags}
   words = tuple(runs.words(workdir, total="14", checkpoint__every="2", log__every="1", evals__test__every="100%"))
@@ -36,8 +36,8 @@ def asked(workdir, **changes):
   return spec.check_and_complete(spec.Run("vit", python=sys.executable, **common | changes))
 
 
-def watched(run, code, disturb=lambda: None):
-  """The exit code of a run, which `disturb` meets on a thread."""
+def watch_run(run, code, disturb=lambda: None):
+  """Watches a run while `disturb` runs in a thread, and returns the exit code."""
   with Watcher(run, EventLog(run.name, open_storage(run.folder))) as watch:
     watch.begin(code)
     thread = threading.Thread(target=disturb)
@@ -48,13 +48,13 @@ def watched(run, code, disturb=lambda: None):
       thread.join()
 
 
-def result(workdir):
+def read_result(workdir):
   return json.loads(open_storage(workdir).read("result.json").content)
 
 
 @pytest.fixture
 def queued(bucket_server, tmp_path, monkeypatch):
-  """A cloud with machines, which gcloud talks to."""
+  """A cloud server for gcloud, and its machines."""
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
   with contextlib.ExitStack() as stack:
     server = stack.enter_context(cloud.Server())
@@ -67,11 +67,11 @@ def queued(bucket_server, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_a_preempted_run_ends_in_the_undisturbed_result_bit_for_bit(queued, tmp_path, monkeypatch):
+def test_preempted_run_reaches_the_undisturbed_result_bit_for_bit(queued, tmp_path, monkeypatch):
   server, machines = queued
   prepare_dataset("digits")
   code = bundle.make_bundle(ROOT)
-  run = asked("gs://bkt/whole/a", backend="qr", tpu="v5e-16", project="proj-x", zones=("europe-west4-b",))
+  run = make_run("gs://bkt/whole/a", backend="qr", tpu="v5e-16", project="proj-x", zones=("europe-west4-b",))
 
   def preempt():
     mailbox, deadline = Mailbox(open_storage(run.folder), 1), time.monotonic() + 300
@@ -84,7 +84,7 @@ def test_a_preempted_run_ends_in_the_undisturbed_result_bit_for_bit(queued, tmp_
     server.set_state("vit-a1", "SUSPENDED")
 
   server.zones = ("europe-west4-b",)
-  assert watched(run, code, preempt) == errors.DONE, machines.troubles
+  assert watch_run(run, code, preempt) == errors.DONE, machines.troubles
   assert not machines.troubles and not server.live()
   names = [request.query["queuedResourceId"] for request in server.requests if request.verb == "create"]
   assert names == ["vit-a1", "vit-a2"]
@@ -94,7 +94,7 @@ def test_a_preempted_run_ends_in_the_undisturbed_result_bit_for_bit(queued, tmp_
   assert codes == {code.sha}
 
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "undisturbed"))
-  still = asked(str(tmp_path / "b"), backend="local", processes=4)
-  assert watched(still, code) == errors.DONE
-  disturbed, undisturbed = result("gs://bkt/whole/a"), result(str(tmp_path / "b"))
+  still = make_run(str(tmp_path / "b"), backend="local", processes=4)
+  assert watch_run(still, code) == errors.DONE
+  disturbed, undisturbed = read_result("gs://bkt/whole/a"), read_result(str(tmp_path / "b"))
   assert {key: disturbed[key] for key in SAME} == {key: undisturbed[key] for key in SAME}

@@ -1,4 +1,4 @@
-"""The commands of a worker: as a unit, of which there is one however often it is started; its look, its end."""
+"""Tests of the commands of a worker: start as a single unit, look and stop."""
 
 import json
 import os
@@ -18,85 +18,85 @@ pytestmark = pytest.mark.heavy
 WAIT = "print('waits', flush=True); time.sleep(60)"
 
 
-def done(process):
-  """(exit code, what it said)."""
+def wait_for_end(process):
+  """Waits for a process and returns (exit code, output)."""
   text = process.communicate(timeout=30)[0]
   return process.returncode, text
 
 
-def looked(lab):
-  """What `look` prints."""
-  code, text = done(lab.start(verb="look"))
+def run_look(lab):
+  """Returns the output of `look`."""
+  code, text = wait_for_end(lab.start(verb="look"))
   assert code == 0
   return json.loads(text)
 
 
-def test_a_unit_is_started_once_and_outlives_who_started_it(tmp_path):
+def test_unit_starts_once_and_outlives_its_parent(tmp_path):
   with Lab(tmp_path, WAIT) as lab:
-    assert looked(lab) == []
-    starts = [done(process) for process in [lab.start(verb="start") for _ in range(4)]]
+    assert run_look(lab) == []
+    starts = [wait_for_end(process) for process in [lab.start(verb="start") for _ in range(4)]]
     assert [code for code, _ in starts] == [0] * 4, starts
     assert sum("is running as process" in text for _, text in starts) == 1
     assert sum("is already running as process" in text for _, text in starts) == 3
     lab.wait(mailbox.RUNNING)
-    (one,) = looked(lab)
+    (one,) = run_look(lab)
     assert (one["run"], one["attempt"], one["worker"], one["alive"]) == ("vit", 1, 0, True)
     assert one["expires"] == lab.attempt.expires and one["folder"] == lab.folder
     lab.wait(lambda _: "waits" in lab.text())
     (program,) = lab.programs()
-    code, text = done(lab.start(verb="run"))
+    code, text = wait_for_end(lab.start(verb="run"))
     assert code == 1 and "is already running on this host as process" in text
     assert lab.programs() == [program]
-    code, text = done(lab.start("--name=vit", "--grace=5", verb="stop"))
+    code, text = wait_for_end(lab.start("--name=vit", "--grace=5", verb="stop"))
     assert code == 0, text
-    assert not lab.programs() and looked(lab) == [] and not zombies()
+    assert not lab.programs() and run_look(lab) == [] and not zombies()
     report = lab.report()
     assert (report.phase, report.exit) == (mailbox.EXITED, 143)
-    assert done(lab.start("--name=vit", verb="stop"))[0] == 0  # once more
+    assert wait_for_end(lab.start("--name=vit", verb="stop"))[0] == 0  # a repeated stop
 
 
 @pytest.mark.long
-def test_a_unit_that_was_killed_is_known_and_started_again(tmp_path):
+def test_killed_unit_is_listed_and_restarted(tmp_path):
   with Lab(tmp_path, WAIT) as lab:
-    done(lab.start(verb="start"))
+    wait_for_end(lab.start(verb="start"))
     lab.wait(lambda _: "waits" in lab.text())
     process = service.Service("vit-a1-w00", lab.state / "vit_jax/launch").process()
     os.kill(process, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while looked(lab)[0]["alive"]:
+    while run_look(lab)[0]["alive"]:
       assert time.monotonic() < deadline
     lab.wait(lambda _: not lab.programs())
-    code, text = done(lab.start(verb="start"))
+    code, text = wait_for_end(lab.start(verb="start"))
     assert code == 0 and "is running as process" in text
     assert lab.wait(lambda report: report.phase == mailbox.READY).try_ == 2
     os.kill(service.Service("vit-a1-w00", lab.state / "vit_jax/launch").process(), signal.SIGKILL)
-    assert done(lab.start("--name=vit", verb="stop"))[0] == 0
+    assert wait_for_end(lab.start("--name=vit", verb="stop"))[0] == 0
 
 
 @pytest.mark.long
-def test_a_name_that_is_in_use_for_another_folder_is_refused(tmp_path):
+def test_name_in_use_for_another_folder_is_refused(tmp_path):
   with Lab(tmp_path, WAIT) as lab, Lab(tmp_path, WAIT, workdir=tmp_path / "other") as other:
-    assert done(lab.start(verb="start"))[0] == 0
-    code, text = done(other.start(verb="start"))
+    assert wait_for_end(lab.start(verb="start"))[0] == 0
+    code, text = wait_for_end(other.start(verb="start"))
     assert code == 2 and str(lab.folder) in text
-    assert done(lab.start("--name=vit", "--grace=5", verb="stop"))[0] == 0
+    assert wait_for_end(lab.start("--name=vit", "--grace=5", verb="stop"))[0] == 0
 
 
 @pytest.mark.long
-def test_what_cannot_be_started_is_said_by_start(tmp_path):
+def test_start_reports_why_a_worker_cannot_start(tmp_path):
   with Lab(tmp_path) as lab:
     (tmp_path / "state").write_text("")
-    code, text = done(lab.start(verb="start"))
+    code, text = wait_for_end(lab.start(verb="start"))
     assert code == 2 and "XDG_STATE_HOME" in text
     (tmp_path / "state").unlink()
     lab.storage.delete("a1/spec.json")
-    code, text = done(lab.start(verb="start"))
+    code, text = wait_for_end(lab.start(verb="start"))
     assert code == 2 and "there is no attempt 1" in text
-    code, text = done(lab.start("--folder=", verb="start"))
+    code, text = wait_for_end(lab.start("--folder=", verb="start"))
     assert code == 2 and "--folder: missing" in text
 
 
-# A TPU VM, by its metadata server.
+# A TPU VM with a local metadata server.
 
 
 @pytest.fixture
@@ -113,56 +113,56 @@ def server():
     server.shutdown()
 
 
-def tpu(lab, server, **limits):
-  """Makes the attempt one of a queued resource with one host."""
+def use_tpu(lab, server, **limits):
+  """Changes the attempt to a queued resource with one host."""
   values = {"tpu": "v3-8", "project": "my-project", "python": sys.executable, "limits": spec.Limits(**limits)}
   run = spec.check_and_complete(spec.Run("vit", "qr", "job", (), "gs://bkt/x", **values))
   lab.mailbox.publish(mailbox.Attempt(run, 1, lab.digest, lab.attempt.expires))
   lab.environment |= server.environment()
 
 
-def deletes(server):
+def list_deletions(server):
   return [path for method, path, _ in server.asked if method == "DELETE"]
 
 
-def test_a_tpu_vm_gives_itself_back_when_nobody_orders(tmp_path, server):
+def test_idle_tpu_vm_deletes_itself(tmp_path, server):
   with Lab(tmp_path) as lab:
-    tpu(lab, server, **vars(LIMITS) | {"idle": 0.3})
+    use_tpu(lab, server, **vars(LIMITS) | {"idle": 0.3})
     process = lab.start(engine="qr", worker=None)
     assert process.wait(20) == 0
     report = lab.report()
     assert (report.phase, report.exit) == (mailbox.ENDED, 0)
     assert "limits.idle" in report.detail and "the machine is deleted" in report.detail
-    assert len(deletes(server)) == 2
+    assert len(list_deletions(server)) == 2
     variables = json.loads(lab.said("variables")[0])
     assert variables["VITJAX_DEVICES"] == "8"
     assert variables["VITJAX_COORDINATOR"].partition(":")[0] == "127.0.0.1"
 
 
 @pytest.mark.long
-def test_a_tpu_vm_that_cannot_be_given_back_says_what_costs(tmp_path, server):
+def test_tpu_vm_that_cannot_be_deleted_reports_its_cost(tmp_path, server):
   for name in list(server.answers):
     if "queuedResources" in name:
       server.answers[name] = 403
   with Lab(tmp_path) as lab:
-    tpu(lab, server, **vars(LIMITS) | {"idle": 0.3})
+    use_tpu(lab, server, **vars(LIMITS) | {"idle": 0.3})
     lab.start(engine="qr", worker=None).wait(20)
     assert "is still billed" in lab.report().detail
     assert "gcloud compute tpus queued-resources delete vit-a1 --force --project=my-project" in lab.report().detail
 
 
 @pytest.mark.long
-def test_a_tpu_vm_that_goes_down_keeps_its_last_word(tmp_path, server):
+def test_terminated_tpu_vm_keeps_its_last_report(tmp_path, server):
   with Lab(tmp_path, WAIT) as lab:
-    tpu(lab, server, **vars(LIMITS))
+    use_tpu(lab, server, **vars(LIMITS))
     process = lab.start(engine="qr", worker=None)
     lab.wait(lambda _: "waits" in lab.text())
     process.terminate()
     assert process.wait(10) == 143
-    assert lab.report().phase == mailbox.EXITED and not deletes(server)
+    assert lab.report().phase == mailbox.EXITED and not list_deletions(server)
 
 
-# systemd, by stand-ins of its commands.
+# systemd with replacements of its commands.
 
 RUN = """#!{python}
 import json, os, subprocess, sys
@@ -189,7 +189,7 @@ if verb == "stop":
 
 
 @pytest.mark.long
-def test_where_systemd_runs_a_worker_is_a_unit_of_it(tmp_path):
+def test_worker_is_a_systemd_unit_if_systemd_runs(tmp_path):
   (tmp_path / "bin").mkdir()
   for name, text in (("systemd-run", RUN), ("systemctl", CONTROL)):
     (tmp_path / "bin" / name).write_text(text.replace("{python}", sys.executable).replace("{folder}", str(tmp_path)))

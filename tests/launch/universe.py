@@ -1,6 +1,6 @@
-"""A cloud, a bucket, two laptops and `gc` in virtual time: the real watcher, journal, lease and removal act in it.
+"""A cloud, a bucket, two laptops and `gc` in virtual time, with the real watcher, event log, lease and removal.
 
-Answers may be lost, delayed, duplicated or false, clocks of laptops jump, and processes die at any call.
+Responses may be lost, delayed, duplicated or false. Clocks of laptops jump, and processes die at any call.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from launch.watch import Watcher
 from tests.launch.services import Engine, Killed, Machine, Memory
 
 START = 1.8e9
-ARRIVES = 200.0  # seconds in which a request takes effect; the launcher assumes errors.IN_FLIGHT
+ARRIVES = 200.0  # seconds until a request takes effect; the launcher assumes errors.IN_FLIGHT
 
 
 class Universe:
-  """All of it. `check` raises AssertionError as soon as a promise is broken."""
+  """The cloud, the bucket and the laptops. `check` raises AssertionError as soon as a guarantee is broken."""
 
   def __init__(self):
     self.now, self.generation, self.files, self.machines = START, 0, {}, {}
@@ -71,13 +71,13 @@ class Universe:
     self._stack.close()
     shutil.rmtree(self._folder, ignore_errors=True)
 
-  # What the cloud does.
+  # Actions of the cloud.
 
   def storage(self, _: str) -> Memory:
     return Memory(self, self.clocks[self.laptop])
 
   def call(self) -> None:
-    """Counts a call, at which the process may die, or another laptop may act."""
+    """Counts a call. The process may die at the call, or the other laptop may act."""
     if not self._nested and (what := self.take("other acts")):
       mine, kill, self.kill_at, self._nested = self.laptop, self.kill_at, 0, True
       if what != states.QUEUED:  # any word of ILL but one
@@ -93,7 +93,7 @@ class Universe:
       raise Killed
 
   def take(self, fault: str) -> str:
-    """Returns a fault that is due; "" for none."""
+    """Returns the next fault of a kind, or ""."""
     due = self.faults.get(fault)
     return due.pop() if due else ""
 
@@ -103,7 +103,7 @@ class Universe:
     self.check()
 
   def works(self, machine: Machine) -> bool:
-    """Whether an attempt is healthy, for those who know all."""
+    """Returns True if an attempt is really healthy."""
     return machine.state == states.READY and machine.worker == "running" and self.now - machine.ready > 60
 
   def remove(self, attempt: int) -> None:
@@ -116,7 +116,7 @@ class Universe:
     machine.state, machine.gone = states.DELETING, self.now + self.removal
 
   def tick(self, seconds: float) -> None:
-    """Time passes, in pieces of at most ten seconds."""
+    """Advances time in steps of at most ten seconds."""
     end = self.now + max(0.0, seconds)
     while self.now < end:
       self.now = min(end, self.now + 10.0)
@@ -133,7 +133,7 @@ class Universe:
       if self.now >= m.gone:
         del self.machines[attempt]
       return
-    if self.now > m.expires or (m.ready and self.now > m.ready + m.seconds):  # it ends itself
+    if self.now > m.expires or (m.ready and self.now > m.ready + m.seconds):  # the machine deletes itself
       m.state, m.gone = states.DELETING, self.now + 30
     elif m.state == states.QUEUED and age >= self.queue:
       m.state = states.STARTING
@@ -144,7 +144,7 @@ class Universe:
 
   def _report(self, m):
     order = mailbox.Mailbox(Memory(self, ServiceClock()), m.attempt)
-    kept = self.away, self.kill_at, self.faults  # the worker is no process of a laptop
+    kept = self.away, self.kill_at, self.faults  # the worker is not a process of a laptop
     self.away, self.kill_at, self.faults = False, 0, {}
     try_ = order.order().try_
     if try_ > m.try_:
@@ -161,14 +161,14 @@ class Universe:
     return [attempt for attempt, m in self.machines.items() if m.state != states.DELETING]
 
   def check(self) -> None:
-    """Never two live attempts; every resource expires."""
+    """Checks that two attempts are never alive, and that every resource expires."""
     assert len(self.live()) <= 1, f"attempts {self.live()} live at once"
     limits = self.run.limits
     most = limits.queue + limits.provision + limits.start + self.run.seconds + errors.IN_FLIGHT
     for m in self.machines.values():
       assert 0 < m.expires <= m.born + most and 0 < m.seconds <= self.run.seconds, f"{m} does not expire"
 
-  # What people and their laptops do.
+  # Actions of users and their laptops.
 
   def _sit(self, laptop):
     self.laptop = laptop
@@ -176,7 +176,7 @@ class Universe:
 
   @contextlib.contextmanager
   def on(self, laptop: int) -> Iterator[None]:
-    """Acts on a laptop; what is printed goes to `said`."""
+    """Runs the context on a laptop and adds its output to `said`."""
     self._sit(laptop)
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
@@ -187,7 +187,7 @@ class Universe:
         self.kill_at = 0
 
   def attempt(self, laptop: int, act: Callable[[], object]) -> object:
-    """What `act` returns on a laptop; "killed" or the error that ends a process."""
+    """Calls `act` on a laptop and returns its result, "killed", or the error that ended the process."""
     with self.on(laptop):
       try:
         return act()
@@ -199,7 +199,7 @@ class Universe:
         return error
 
   def start(self, laptop: int, force: bool = False, begin: bool = False) -> None:
-    """`launch run` or `launch adopt`."""
+    """Runs `launch run` or `launch adopt` on a laptop."""
 
     def act():
       book = EventLog("vit", self.storage(""))
@@ -219,7 +219,7 @@ class Universe:
       self.attempt(laptop, act)
 
   def turn(self, laptop: int) -> None:
-    """One turn of a watcher, if there is one."""
+    """Runs one turn of the watcher of a laptop, if it has a watcher."""
 
     def act():
       watch = self.watches[laptop]
@@ -236,7 +236,7 @@ class Universe:
       self.attempt(laptop, act)
 
   def end(self, watch: Watcher) -> None:
-    """The end of a run: what is alive then is named."""
+    """Ends a run and checks that live attempts are named."""
     watch.close()
     watch.__exit__()
     named = EventLog("vit", self.storage("")).state
@@ -249,7 +249,7 @@ class Universe:
     self.attempt(laptop, lambda: listing.gc(words))
 
   def down(self, laptop: int) -> object:
-    """`launch down`, after which nothing is left, or it is named."""
+    """Runs `launch down` on a laptop and returns its result."""
     words = argparse.Namespace(name="vit", workdir="gs://bkt/a", yes=True, force=False)
     self.downs = True
     try:

@@ -1,4 +1,4 @@
-"""TPU VMs that are processes: each boots by the script that the cloud was given, and is taken away as a VM is."""
+"""TPU VMs as processes, which boot with the startup script of the request and can be preempted."""
 
 import contextlib
 import os
@@ -13,10 +13,12 @@ from tests.launch import google
 
 
 class Machines:
-  """Boots the VMs of a `cloud.Server` as they become active: a context, at whose end none of their processes is left.
+  """Boots the VMs of a `cloud.Server` when they become active. The context manager ends all their processes.
 
   Args:
-    folder: of their disks. storage: the address of the bucket server.
+    server: the `cloud.Server`.
+    folder: folder for the disks of the VMs.
+    storage: address of the bucket server.
   """
 
   def __init__(self, server, folder: pathlib.Path, storage: str):
@@ -28,7 +30,7 @@ class Machines:
   def __enter__(self):
     systemctl = self._folder / "bin"
     systemctl.mkdir(parents=True)
-    for name in ("systemctl", "systemd-run"):  # the timer that ends the machine is set, and never rings
+    for name in ("systemctl", "systemd-run"):  # the timer that deletes the machine is set, but does not run
       (systemctl / name).write_text("#!/bin/sh\nexit 0\n")
       (systemctl / name).chmod(0o755)
     self._thread.start()
@@ -42,7 +44,7 @@ class Machines:
     self._resources.close()
 
   def power_off(self, name: str, notice: float) -> None:
-    """SIGTERM to what runs on the VMs of a node, and after so many seconds they are no more."""
+    """Sends SIGTERM to the processes on the VMs of a node, and kills them after `notice` seconds."""
     self._off.add(name)
     homes = self._booted[name]
     units = [service.Service(path.name, home) for home in homes for path in (home / "units").glob("*")]
@@ -102,6 +104,6 @@ class Metadata(google.Server):
     }
 
   def close(self):
-    """It answers no more."""
+    """Stops the server."""
     self.shutdown()
     self.server_close()

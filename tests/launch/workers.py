@@ -1,4 +1,4 @@
-"""Real workers of small programs: a run's folder with a bundle, worker processes, what they report."""
+"""Real workers of small programs: a run's directory with a bundle, worker processes, and their reports."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 LIMITS = spec.Limits(
   beat=0.1, grace=2.0, idle=30.0, stall=60.0, install=20.0, start=20.0, silence=10.0
 )  # fmt: skip
-# Says what it was given, and does what its first argument says.
+# Prints its arguments and variables, before the code of a test.
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
 print("argv", json.dumps(sys.argv[1:]), flush=True)
@@ -28,7 +28,7 @@ print("variables", json.dumps({k: v for k, v in os.environ.items() if k.startswi
 
 
 def bundle(files: dict) -> bytes:
-  """A tar of {name: text}, gzipped."""
+  """Returns a gzipped tar of {name: text}."""
   content = io.BytesIO()
   with tarfile.open(fileobj=content, mode="w:gz") as tar:
     for name, text in files.items():
@@ -39,11 +39,16 @@ def bundle(files: dict) -> bytes:
 
 
 class Lab:
-  """A run's folder, and the workers that were started for it. A context, at whose end nothing of them may be left.
+  """A run's directory and its workers. The context manager checks that no processes are left at its end.
 
   Args:
-    folder: for the state of this machine. code: of the module `job`, behind PROGRAM.
-    changes: of the run.
+    folder: folder for the state of this machine.
+    code: code of the module `job` after PROGRAM.
+    workdir: workdir of the run.
+    attempt: number of the attempt.
+    expires: seconds until the attempt expires.
+    limits: limits of the run.
+    **changes: other changes of the run.
   """
 
   def __init__(self, folder, code="", workdir=None, attempt=1, expires=3600.0, limits=LIMITS, **changes):
@@ -78,7 +83,7 @@ class Lab:
     assert not program.kill_all(str(self.state)) and not any(each.is_alive() for each in units)
 
   def start(self, *words, verb="run", engine="local", worker=0, **variables):
-    """A worker process."""
+    """Starts a worker process."""
     number = [] if worker is None else [f"--worker={worker}"]
     process = subprocess.Popen(
       [sys.executable, "-m", "launch.worker", verb, f"--folder={self.folder}", f"--engine={engine}", *number, *words],
@@ -89,18 +94,18 @@ class Lab:
     return process
 
   def starts(self, count=None):
-    """All workers of the run."""
+    """Starts all workers of the run."""
     return [self.start(worker=number) for number in range(count or self.run.workers)]
 
   def report(self, worker=0):
-    """What a worker says."""
+    """Returns the report of a worker."""
     with contextlib.suppress(UnknownError):
       if found := self.mailbox.seen(worker):
         return found[0]
     return mailbox.WorkerReport(worker)
 
   def wait(self, reached, worker=0, seconds=20.0):
-    """The report of a worker when it is as `reached` says, or in that phase."""
+    """Waits until `reached` is true for the report of a worker, or until its phase, and returns the report."""
     deadline = time.monotonic() + seconds
     test = reached if callable(reached) else lambda report: report.phase == reached
     while not test(report := self.report(worker)):
@@ -109,12 +114,12 @@ class Lab:
     return report
 
   def text(self, worker=0):
-    """Its log, as the run's folder has it."""
+    """Returns the log of a worker from the run's directory."""
     pieces = (self.storage.read(name) for name in self.mailbox.list_pieces(worker))
     return b"".join(piece.content for piece in pieces).decode()
 
   def said(self, word, worker=0, count=1):
-    """What its program has printed behind a word, when it has so often."""
+    """Waits until the program has printed `count` lines that start with a word, and returns the rest of these lines."""
     lines, deadline = [], time.monotonic() + 20
     while len(lines) < count:
       lines = [line.partition(" ")[2] for line in self.text(worker).splitlines() if line.startswith(word + " ")]
@@ -123,12 +128,12 @@ class Lab:
     return lines
 
   def programs(self):
-    """Processes of programs that live."""
+    """Returns the running processes of programs."""
     return program.find_marked(str(self.state))
 
 
 def zombies():
-  """Processes that one below this one has started, and that have ended without its notice."""
+  """Returns ended processes that a descendant of this process has started and not waited for."""
   parents, ended = {}, []
   for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
     with contextlib.suppress(OSError):
@@ -140,6 +145,6 @@ def zombies():
 
 
 def kill(process):
-  """Ends a worker without a word."""
+  """Kills a worker, so that it cannot report."""
   os.kill(process.pid, signal.SIGKILL)
   process.wait()

@@ -1,4 +1,4 @@
-"""A cloud with workers, in time that does not pass by itself: what `decisions.decide` decides is done here at once."""
+"""A cloud with workers in simulated time, which executes the decisions of `decisions.decide` at once."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ POLL = 15.0
 
 
 def run(**changes) -> spec.Run:
-  """A run on four hosts."""
+  """Returns a run on four hosts."""
   args = ("--config=c.py", "--workdir=gs://bkt/a")
   words = {"backend": "qr", "tpu": "v3-32", "project": "project", "zones": ("europe-west4-a",)}
   return spec.check_and_complete(
@@ -20,11 +20,11 @@ def run(**changes) -> spec.Run:
 
 @dataclasses.dataclass
 class Machines:
-  """An attempt's, in the cloud; `born` in seconds."""
+  """The machines of an attempt. `born` is the time of the request in seconds."""
 
   state: str
   born: float
-  going: float = 0.0  # when its deletion was asked for
+  going: float = 0.0  # time of the delete request
   code: int = 0
   detail: str = ""
 
@@ -34,9 +34,16 @@ class World:
   """The cloud and the workers of a run.
 
   Args:
-    saved: the step of the newest checkpoint; `total` is the last step.
-    delays: seconds in the queue, of provisioning, of the start of the workers, and of a deletion.
-    crash: {worker: (exit code, step)} at which it ends, each time.
+    run: the run.
+    total: last step.
+    saved: step of the newest checkpoint.
+    every: steps between two checkpoints.
+    pace: steps per second.
+    queue: seconds in the queue.
+    provision: seconds of provisioning.
+    boot: seconds until workers start.
+    removal: seconds of a deletion.
+    crash: {worker: (exit code, step)} at which a worker ends in each try.
   """
 
   run: spec.Run
@@ -52,22 +59,22 @@ class World:
 
   def __post_init__(self):
     self.now, self.state = 1e9, State()
-    self.ahead = self.bucket = 0.0  # seconds by which the watcher's clock is; the bucket's, 0 for none
+    self.ahead = self.bucket = 0.0  # seconds by which the watcher's clock is ahead; time of the bucket, 0 if unknown
     self.machines, self.reports, self.orders = {}, {}, {}
     self.made, self.most, self.notes, self.said = [], 0, [], []
-    self.asked = {"create": [], "delete": []}  # when
+    self.asked = {"create": [], "delete": []}  # times of the requests
     self.silent, self.frozen, self.unreadable, self.hidden = set(), set(), set(), set()
     self.look_fails = self.create_fails = self.create_lost = self.delete_fails = self.delete_ignored = 0
     self.refusal = None
 
-  # What the cloud does.
+  # Actions of the cloud.
 
   def live(self):
-    """Attempts that exist and are not being deleted."""
+    """Returns the attempts that exist and are not being deleted."""
     return [attempt for attempt, m in self.machines.items() if m.state != states.DELETING]
 
   def tick(self, seconds: float = POLL) -> None:
-    """Time passes."""
+    """Advances time."""
     self.now += seconds
     for attempt, m in list(self.machines.items()):
       age = self.now - m.born
@@ -102,7 +109,7 @@ class World:
       elif worker not in self.silent:
         rows[worker] = (report, self.now)
     codes = {report.exit for report, _ in rows.values() if report.phase == mailbox.EXITED}
-    if codes and codes != {0}:  # the others follow
+    if codes and codes != {0}:  # the other workers end too
       for worker, (report, _) in rows.items():
         if report.phase == mailbox.RUNNING:
           rows[worker] = (dataclasses.replace(report, phase=mailbox.EXITED, exit=134, clock=self.now), self.now)
@@ -124,7 +131,7 @@ class World:
       self.saved = max(self.saved, min(r.step for r, _ in rows.values()) // self.every * self.every)
 
   def preempt(self, notice: bool) -> None:
-    """Takes the machines away, after the programs could save or not."""
+    """Preempts the machines. With notice, the programs save first."""
     for attempt in self.live():
       self.machines[attempt].state, self.machines[attempt].detail = states.LOST, "SUSPENDED"
       rows = self.reports.get(attempt, {})
@@ -133,10 +140,10 @@ class World:
           self.saved = max(self.saved, report.step)
           rows[worker] = (dataclasses.replace(report, phase=mailbox.EXITED, exit=42, asked=True), self.now)
 
-  # What the one who watches sees and does.
+  # Observations and actions of the watcher.
 
   def observe(self) -> Observation:
-    """What is known now."""
+    """Returns the present observation."""
     attempt, refusal = self.state.attempt, self.refusal
     self.refusal = None
     look = None
@@ -147,7 +154,9 @@ class World:
       look = states.MachineStatus(m.state, m.detail, m.code) if m else states.MachineStatus(states.ABSENT)
     reports = {}
     for worker, (report, at) in self.reports.get(attempt, {}).items():
-      changes = {"clock": at} if report.phase == mailbox.RUNNING else {}  # of each report; in others it is of the end
+      changes = (
+        {"clock": at} if report.phase == mailbox.RUNNING else {}
+      )  # the time of each report of a running worker; otherwise the time of its end
       if worker not in self.hidden:
         reports[worker] = dataclasses.replace(report, **changes), self.now - at
     if attempt in self.unreadable:
@@ -155,7 +164,7 @@ class World:
     return Observation(self.now + self.ahead, look, reports, self.orders.get(attempt), refusal, self.bucket)
 
   def act(self, action: Action, state: State) -> None:
-    """What was decided. UnknownError where the cloud does not answer."""
+    """Executes an action. Raises UnknownError if the cloud does not respond."""
     self.asked.get(action.verb, []).append(self.now)
     if action.verb == "create":
       if self.create_fails:
@@ -183,7 +192,7 @@ class World:
       self.said.append(action.text)
 
   def step(self) -> None:
-    """Looks, decides, acts, and time passes."""
+    """Observes, decides, acts, and advances time."""
     state, actions = decisions.decide(self.run, self.state, self.observe())
     try:
       for action in actions:
@@ -200,7 +209,7 @@ class World:
     self.tick()
 
   def until(self, condition, most: int = 5000) -> "World":
-    """Steps until something is so."""
+    """Steps until a condition is true."""
     for _ in range(most):
       if condition(self):
         return self
@@ -208,11 +217,11 @@ class World:
     raise AssertionError(f"never: {self.state}")
 
   def watch_to_end(self) -> "World":
-    """Steps until all is over."""
+    """Steps until the end of the run."""
     return self.until(lambda w: w.state.stage == OVER)
 
 
 def running(world: World) -> bool:
-  """Whether all workers run."""
+  """Returns True if all workers run."""
   rows = world.reports.get(world.state.attempt, {})
   return bool(rows) and all(report.phase == mailbox.RUNNING for report, _ in rows.values())
