@@ -1,4 +1,4 @@
-"""Archives of arrays in which a name occurs twice."""
+"""Archives of arrays with duplicate names."""
 
 import io
 import pathlib
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def archive(*names: str) -> bytes:
-  """An archive whose members have these names, duplicates included."""
+  """Returns an archive with members of these names, including duplicates."""
   array = io.BytesIO()
   np.save(array, np.ones(3, np.float32))
   file = io.BytesIO()
@@ -20,12 +20,12 @@ def archive(*names: str) -> bytes:
 
 
 def repeat(file: pathlib.Path, name: str) -> None:
-  """Adds a second array of a name that a file has, with the same values."""
+  """Adds a copy of an array to a file under the same name."""
   with zipfile.ZipFile(file, "a") as made:
     _add(made, f"{name}.npy", made.read(f"{name}.npy"))
 
 
 def _add(made, name, content):
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of zipfile, about a name that occurs twice
+    warnings.simplefilter("ignore")  # zipfile warns about duplicate names
     made.writestr(name, content)

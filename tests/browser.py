@@ -1,6 +1,6 @@
-"""A real browser for tests of pages: Chromium or Chrome without a window, controlled by its DevTools protocol.
+"""A real browser for tests of pages: headless Chromium or Chrome, controlled by its DevTools protocol.
 
-The protocol runs over two pipes, so that no port is opened and no package is needed.
+The protocol runs over two pipes, so it needs no port and no package.
 """
 
 import base64
@@ -23,12 +23,12 @@ SECONDS = 60.0  # for an answer
 
 
 def installed() -> str | None:
-  """Returns the path of the browser that is installed; None without one."""
+  """Returns the path of the installed browser, or None."""
   return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-  """A browser with one page; a context manager."""
+  """A context manager for a browser with one page."""
 
   def __init__(self):
     self._folder = tempfile.TemporaryDirectory(prefix="browser", ignore_cleanup_errors=True)
@@ -79,7 +79,7 @@ class Browser:
     return json.loads(text)
 
   def open(self, page: pathlib.Path, width: int, dark: bool = False) -> None:
-    """Opens a file in a window of so many CSS pixels, in light or dark, and waits until all of it is there."""
+    """Opens a file in a window of `width` CSS pixels with a light or dark theme, and waits until it is loaded."""
     feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     self.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
     self.send("Emulation.setEmulatedMedia", media="screen", features=[feature])
@@ -100,6 +100,6 @@ class Browser:
     return answer["result"].get("value")
 
   def picture(self, file: pathlib.Path) -> None:
-    """Writes a PNG of the whole page, for people."""
+    """Writes a PNG of the whole page for a person to view."""
     answer = self.send("Page.captureScreenshot", captureBeyondViewport=True)
     file.write_bytes(base64.b64decode(answer["data"]))

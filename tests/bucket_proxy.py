@@ -1,8 +1,8 @@
-"""What stands between a server of buckets and its clients, and makes trouble: a process, whose Python is its own.
+"""A proxy between a bucket server and its clients that injects faults. It runs in its own process.
 
-In the process of a test, whose threads decode images, the pieces of an answer would wait for them. `tests.buckets`
-starts it: python -m tests.bucket_proxy INNER OUTER SEED. Words come as lines of JSON, and each is answered by a line;
-the process ends when no more can come.
+In a test's process, answers would be delayed by the threads that decode images. `tests.buckets` starts the proxy:
+python -m tests.bucket_proxy INNER OUTER SEED. It reads commands as lines of JSON and answers each with one line. The
+process ends when its input is closed.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ _HOP = ("connection", "content-length", "transfer-encoding", "keep-alive")
 
 @dataclasses.dataclass
 class Trouble:
-  """What the proxy does to requests; may be changed at any time.
+  """The faults that the proxy injects into requests. They may be changed at any time.
 
   Args:
-    latency: seconds before each.
-    busy: share that is answered with 429 or 503, half of them after the server has done what was asked.
-    resets: share whose connection is cut, in the middle of what is sent or of the answer.
-    stalls: share that is never answered, nor closed.
-    refused: all are answered with 403.
-    away: connections are cut before anything is read.
-    busy_paths: where this pattern is found in a path the answer is 503, and the server hears of nothing.
-    cut: the first answer that is longer breaks off after so many bytes, and no other does.
+    latency: seconds of delay before each request.
+    busy: share of requests answered with 429 or 503, half of them after the server executed the request.
+    resets: share of requests with a broken connection, in the middle of the request or of the answer.
+    stalls: share of requests that are never answered and never closed.
+    refused: all requests are answered with 403.
+    away: connections are closed before the request is read.
+    busy_paths: requests with this pattern in their path are answered with 503 and do not reach the server.
+    cut: the first answer longer than this number of bytes is cut off there. Later answers are complete.
   """
 
   latency: float = 0.0
@@ -50,14 +50,14 @@ class Trouble:
 
 
 class Proxy:
-  """Passes requests to the port `inner` of this machine; `counts` those of each method, and what became of them."""
+  """Forwards requests to the port `inner` of this machine. `counts` contains requests by method and injected faults."""
 
   def __init__(self, inner: int, seed: int) -> None:
     self.trouble, self.counts, self.paths = Trouble(), collections.Counter(), []
     self._inner, self._draw = inner, random.Random(seed)
 
   async def open(self, outer: int) -> None:
-    """Takes requests at a port, from now on."""
+    """Starts to accept requests at a port."""
     self._client = aiohttp.ClientSession(auto_decompress=False, timeout=aiohttp.ClientTimeout(total=60))
     app = web.Application(client_max_size=2**30)
     app.router.add_route("*", "/{path:.*}", self._pass)
@@ -66,7 +66,12 @@ class Proxy:
     await web.TCPSite(runner, "127.0.0.1", outer, backlog=256).start()
 
   def answer(self, words: dict[str, Any]) -> int | dict[str, int] | None:
-    """To {"trouble": fields} nothing, to {"asked": pattern} how many paths have it, to {"counts": any} these."""
+    """Answers a command.
+
+    Args:
+      words: {"trouble": fields} sets the faults, {"asked": pattern} counts the requested paths with a pattern, and
+        {"counts": any} returns the counts.
+    """
     if "trouble" in words:
       self.trouble = Trouble(**words["trouble"])
       return None
@@ -118,7 +123,7 @@ class Proxy:
     if reset:
       self.counts["resets"] += 1
       part = web.StreamResponse(status=answer.status, headers=headers | {"Content-Length": str(len(content) + 1)})
-      with contextlib.suppress(ConnectionError):  # by the client, whose process was killed
+      with contextlib.suppress(ConnectionError):  # raised if the client's process was killed
         await part.prepare(request)
         await part.write(content[:sent])
       return _cut(request)
@@ -126,7 +131,7 @@ class Proxy:
 
 
 async def _stream(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-  """Passes an answer on as it comes: a client that has read enough of a long object closes the connection."""
+  """Forwards an answer in pieces, because a client may close the connection before the end of a long object."""
   passed = web.StreamResponse(
     status=answer.status,
     headers={
@@ -145,21 +150,21 @@ def _busy(status: int) -> web.Response:
 
 
 def _cut(request: web.Request) -> web.Response:
-  """Ends the connection as a broken network does."""
+  """Ends the connection like a broken network."""
   if request.transport:
     request.transport.abort()
   return web.Response()
 
 
 def _listen(proxy: Proxy) -> None:
-  """Answers words until no more can come."""
+  """Answers commands until the input is closed."""
   for line in sys.stdin:
     print(json.dumps(proxy.answer(json.loads(line))), flush=True)
-  os._exit(0)  # some requests stand still
+  os._exit(0)  # some requests are stalled
 
 
 async def main(inner: int, outer: int, seed: int) -> None:
-  """Says `null` once it takes requests."""
+  """Starts the proxy, and prints `null` when it accepts requests."""
   proxy = Proxy(inner, seed)
   await proxy.open(outer)
   print("null", flush=True)

@@ -1,4 +1,4 @@
-"""A real server of buckets on this machine, in memory, behind a proxy that makes trouble: python -m tests.buckets"""
+"""A real bucket server on this machine, in memory, behind a proxy that injects faults: python -m tests.buckets"""
 
 import argparse
 import collections
@@ -29,7 +29,7 @@ _SERVER = "vendor/fake-gcs-server/bin/fake-gcs-server-linux-amd64"
 
 
 class Server:
-  """The server and its proxy: a context. `environment` leads all clients of a process to it."""
+  """A context manager for the server and its proxy. The variables in `environment` direct a process's clients to it."""
 
   def __init__(self, seed: int = 0) -> None:
     self._seed, self._trouble, self._turn = seed, Trouble(), threading.Lock()
@@ -39,7 +39,7 @@ class Server:
       "STORAGE_EMULATOR_HOST": self.address,
       "TENSORSTORE_GCS_HTTP_URL": self.address,
       "CLOUD_STORAGE_EMULATOR_ENDPOINT": self.address,
-      "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # or TensorStore would look for credentials, and complain
+      "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",  # without it, TensorStore searches for credentials and warns
     }
 
   def __enter__(self) -> Self:
@@ -66,7 +66,7 @@ class Server:
 
   @contextlib.contextmanager
   def troubled(self, **changes: Any) -> Iterator[None]:
-    """Inside, the proxy makes this trouble."""
+    """Makes the proxy inject these faults inside the context."""
     before = self._trouble
     self.make(**changes)
     try:
@@ -75,21 +75,21 @@ class Server:
       self.make(**dataclasses.asdict(before))
 
   def make(self, **changes: Any) -> None:
-    """The proxy makes this trouble from now on."""
+    """Makes the proxy inject these faults from now on."""
     self._trouble = dataclasses.replace(self._trouble, **changes)
     self._ask(trouble=dataclasses.asdict(self._trouble))
 
   @property
   def counts(self) -> collections.Counter[str]:
-    """Requests so far by method, and how many of them had their connection cut ("resets") or stand still ("stalls")."""
+    """The requests so far by method, and the numbers of broken ("resets") and stalled ("stalls") connections."""
     return collections.Counter(self._ask(counts=True))
 
   def asked(self, pattern: str) -> int:
-    """How many requests so far had the pattern in their path."""
+    """Returns the number of requests so far that had the pattern in their path."""
     return self._ask(asked=pattern)
 
   def fill(self, folder: pathlib.Path, prefix: str) -> None:
-    """Puts the files of a folder into the bucket, as gs://bkt/PREFIX/..., past the proxy."""
+    """Uploads the files of a folder as gs://bkt/PREFIX/..., without the proxy."""
     for file in sorted(folder.rglob("*")):
       if file.is_file():
         name = urllib.parse.quote(f"{prefix}/{file.relative_to(folder)}", safe="")
@@ -124,9 +124,9 @@ def _port() -> int:
 
 
 def main() -> None:
-  """Runs a server until it is killed; what to set is printed."""
+  """Runs a server until it is killed, and prints the environment variables to set."""
   argparse.ArgumentParser("python -m tests.buckets", description=__doc__).parse_args()
-  signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what it has started ends with it
+  signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that its child processes end too
   with contextlib.suppress(KeyboardInterrupt), Server() as server:
     print("\n".join(f"export {name}={value}" for name, value in server.environment.items()), flush=True)
     print(f"# gs://{BUCKET} is there; Ctrl-C ends it", flush=True)

@@ -1,4 +1,4 @@
-"""Every test runs on 8 fake CPU devices, with data of its own: nothing is read from or written to the home folder."""
+"""Configuration of all tests: 8 fake CPU devices, and temporary folders instead of folders in the home directory."""
 
 import atexit
 import gc
@@ -9,8 +9,9 @@ import sys
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Programs here are small: compiling them is what takes time. Without optimisation, without the emitters by way of MLIR
-# (four times slower to compile, no faster to run at this size), and in one piece each, as every core has a worker.
+# Programs in tests are small, so most time is spent on compilation. The flags disable optimisation. They also disable
+# the emitters that use MLIR, which compile four times slower and run no faster at this size. Each program is compiled
+# in one piece, because every core has a worker.
 os.environ["XLA_FLAGS"] = " ".join(
   (
     os.environ.get("XLA_FLAGS", ""),
@@ -18,20 +19,20 @@ os.environ["XLA_FLAGS"] = " ".join(
     "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
     "--xla_cpu_parallel_codegen_split_count=1",
     "--xla_force_host_platform_device_count=8",
-    # Where other guests take the cores a device may come a minute late, for which XLA would abort the process.
+    # If other processes use the cores, a device may be a minute late, and XLA would abort the process by default.
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
   )
 )
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-# Without compiled modules, which containers often turn off, every process that a test starts compiles all sources anew.
+# Containers often disable bytecode files. Without them, every process that a test starts compiles all sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the process that started them
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folders of their parent process
   shared = tempfile.mkdtemp(prefix="vit_jax_tests_")
   atexit.register(shutil.rmtree, shared, ignore_errors=True)
   os.environ["TFDS_DATA_DIR"] = os.path.join(shared, "data")
   os.environ["MPLCONFIGDIR"] = os.path.join(shared, "matplotlib")
   os.environ["XDG_CACHE_HOME"] = os.path.join(shared, "cache")
-  # A program that several tests or processes run is compiled once.
+  # Programs that several tests or processes use are compiled once.
   os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(shared, "programs")
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
@@ -41,7 +42,7 @@ import pytest
 
 sys.dont_write_bytecode = False  # after the imports, for the reason above
 
-# The shapes in signatures of these are checked at every call. An int is a float here, as in Python.
+# Shapes in the signatures of these modules are checked at every call. An int is accepted as a float, as in Python.
 SHAPED = (
   "models",
   "losses",
@@ -62,18 +63,18 @@ jaxtyping.install_import_hook(
 
 from vit_jax import runtime  # noqa: E402 - the hook comes first
 
-runtime.start()  # before any array exists, as every verb does
+runtime.start()  # before any array exists, like in every verb
 
-# Tests send these to themselves; `nohup make test &` would ignore all of them.
+# Tests send these signals to themselves. `nohup make test &` would ignore all of them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Signals whose handlers a test must leave as they were.
+# Signals with handlers that a test must restore.
 HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-# JAX holds on to every program and every graph; collecting garbage among them takes longer with each test.
+# JAX keeps every program and every graph, so garbage collection takes longer with each test.
 gc.set_threshold(200_000, 50, 1000)
 
 
@@ -82,7 +83,7 @@ def pytest_collection_finish():
 
 
 def settle():
-  """Frees what can be freed; what is left stays, and no later collection need look at it."""
+  """Collects garbage, and excludes the remaining objects from later collections."""
   gc.collect()
   gc.freeze()
 
@@ -104,9 +105,9 @@ def signal_state():
   return {number: signal.getsignal(number) for number in HANDLED}, signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-# A test that neither compiles nor starts Python needs no mark, and `make check` runs it. The others are marked `heavy`,
-# or fail if they do it. Heavy tests that `make test` leaves to `make test-long` are marked `long`.
-light = None  # the test that may do neither
+# A test that neither compiles nor starts Python needs no mark, and `make check` runs it. Other tests must be marked
+# `heavy`, or they fail. Heavy tests that only `make test-long` runs are marked `long`.
+light = None  # the running test if it may neither compile nor start Python
 
 
 def pytest_configure(config):
@@ -162,7 +163,7 @@ def refuse_processes(event, arguments):
 
 @pytest.fixture(scope="session")
 def bucket_server():
-  """A real server of buckets; only what is marked `heavy` may start one."""
+  """A real bucket server. Only tests that are marked `heavy` may start one."""
   from tests import buckets
 
   with buckets.Server() as server:
@@ -174,7 +175,7 @@ def bucket_server():
 
 @pytest.fixture
 def bucket(bucket_server, request):
-  """A path in its bucket that no other test has."""
+  """A path in the server's bucket that no other test uses."""
   from vit_jax.storage import paths
 
   name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
@@ -183,7 +184,7 @@ def bucket(bucket_server, request):
 
 @pytest.fixture(autouse=True, scope="module")
 def forgotten():
-  """Each file starts without the programs of the one before."""
+  """Clears the programs of a test file before the next file starts."""
   yield
   jax.clear_caches()
   settle()

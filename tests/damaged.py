@@ -1,7 +1,7 @@
-"""Several processes, of which the last has damaged files: python -m tests.damaged WORKDIR
+"""Restores a checkpoint in several processes if the last one has damaged files: python -m tests.damaged WORKDIR
 
-They save three steps. Then the last process reads a copy of its own, in which what is said about step 3 and the part of
-step 2 that it alone needs are empty; all restore, and each says which step it has.
+All processes save three steps. Then the last process reads its own copy. In this copy, the metadata of step 3 is empty,
+and so is the part of step 2 that only this process needs. All processes restore, and each prints its step.
 """
 
 import pathlib
@@ -16,10 +16,10 @@ from vit_jax.parallel import sharding
 
 
 def main(workdir: pathlib.Path) -> None:
-  """Saves, damages, restores."""
+  """Saves the steps, damages the copy and restores."""
   runtime.start()
   grid = sharding.make_mesh(config.Mesh(data=1, fsdp=-1), jax.devices())
-  # Values that do not compress: process 0 would keep them among its own files.
+  # The values must not be compressible, because process 0 would store compressible ones in its own files.
   values = jax.jit(
     lambda: jnp.sin(jnp.arange(2**14)).reshape(64, 256), out_shardings=sharding.make_batch_sharding(grid)
   )()

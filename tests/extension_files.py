@@ -1,4 +1,4 @@
-"""Files that extend the package, for tests: they are written, run, and forgotten."""
+"""Helpers for tests that write, run and forget files that extend the package."""
 
 import json
 import sys
@@ -20,20 +20,20 @@ class Own(Classify):
 
 @pytest.fixture
 def clean(tmp_path, monkeypatch):
-  """Nothing is registered, nothing is remembered, and the import path stays as it is."""
+  """Starts with no registered and no remembered extensions, and restores the import path."""
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
   monkeypatch.setattr(sys, "path", list(sys.path))
   forget()
   yield
   forget()
-  # Only the test's own modules: a second import of others would make second classes of the same names.
+  # Only the test's own modules, because a second import of others would create second classes of the same names.
   for name, module in list(sys.modules.items()):
     if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
       del sys.modules[name]
 
 
 def forget():
-  """Makes this process one that has imported no extension."""
+  """Resets this process to the state before any extension was imported."""
   for name in names._names.values():
     sys.modules.pop(name.extension.module, None)
     name.remove()
@@ -44,7 +44,7 @@ def forget():
 
 
 def written(folder, name="own_task", stem="own"):
-  """A file that registers a task."""
+  """Writes a file that registers a task."""
   file = folder / f"{stem}.py"
   file.parent.mkdir(parents=True, exist_ok=True)
   file.write_text(TASK.format(name=name))
@@ -52,7 +52,7 @@ def written(folder, name="own_task", stem="own"):
 
 
 def recorded(file, name="own_task"):
-  """The record of a file that this user ran, in a process that has not run it."""
+  """Runs a file, forgets it in this process, and returns its record."""
   extensions.run_file(file)
   rows = extensions.record({name})
   forget()

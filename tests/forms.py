@@ -1,4 +1,4 @@
-"""The same images in every form of storage that a reader knows."""
+"""Writers of the same images in every storage format that a reader supports."""
 
 import base64
 import io
@@ -12,7 +12,7 @@ SHARDS = 3
 
 
 def tar(path, members, **options):
-  """A tar of (name, content)."""
+  """Writes a tar archive from (name, content) pairs."""
   path.parent.mkdir(parents=True, exist_ok=True)
   with tarfile.open(path, "w", **{"format": tarfile.PAX_FORMAT} | options) as file:
     for name, content in members:
@@ -65,13 +65,13 @@ def parquet(root, images, labels, split="train", names=None, group=7):
 
 
 def pieces(count):
-  """The records of each shard."""
+  """Returns the records of each shard."""
   shards = min(SHARDS, count)
   ends = [i * count // shards for i in range(shards + 1)]
   return [range(*ends[i : i + 2]) for i in range(shards)]
 
 
-# The function that writes each form, and the name of its reader.
+# The function that writes each format, and the name of its reader.
 FORMS = {"tars": (tars, "tars"), "paths": (manifest, "manifest"), "inline": (inline, "manifest")} | {
   "parquet": (parquet, "parquet")
 }

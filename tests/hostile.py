@@ -1,7 +1,7 @@
-"""Files of weights, and JSON beside them, that are damaged, lie or attack: each must be one short error.
+"""Weight files and JSON files next to them that are damaged, false or malicious. Each must raise one short error.
 
-Each maker writes into an empty folder and returns the path that a user would name. `tests/importers/test_hostile.py`
-reads them in one process; `tests.campaigns.files` by the verbs, and measures time and memory.
+Each function writes into an empty folder and returns the path that a user would name. `tests/importers/test_hostile.py`
+reads the files in one process. `tests.campaigns.files` reads them with the verbs and measures time and memory.
 """
 
 import io
@@ -21,14 +21,14 @@ from vit_jax.importers import layout
 from vit_jax.models import Description
 from vit_jax.schema import Choice
 
-ESCAPE = "\x1b]0;owned\x07\x1b[2J\nerror: nothing is wrong\n"  # what a terminal would obey
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\nerror: nothing is wrong\n"  # sequences that a terminal would execute
 DEEP = "[" * 200_000
 SIZES = {"width": 64, "depth": 2, "heads": 2, "hidden": 96}
 GOOD: dict[str, dict[str, np.ndarray]] = {}
 
 
 def good(name: str = "timm") -> dict[str, np.ndarray]:
-  """Tensors of a small ViT as a code names them."""
+  """Returns tensors of a small ViT under the names of a layout."""
   if name not in GOOD:
     described = Description(Choice("ViT-S/8", SIZES | ({"gelu": "erf", "eps": 1e-12} if name == "hf" else {})), 32, 3)
     arrays = {path: np.full(shape, 0.1, np.float32) for path, shape in layout.compute_shapes(described).items()}
@@ -40,13 +40,13 @@ def good(name: str = "timm") -> dict[str, np.ndarray]:
 
 
 def npy(descr: str, shape: str, data: bytes = b"", version: int = 1) -> bytes:
-  """An array in NumPy's format, whose header says what it likes."""
+  """Returns an array in NumPy's format with any header."""
   text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode("latin1")
   return b"\x93NUMPY" + bytes((version, 0)) + struct.pack("<H" if version == 1 else "<I", len(text)) + text + data
 
 
 def packed(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED, claimed: int | None = None) -> bytes:
-  """An archive; its directory says that the last member has `claimed` bytes."""
+  """Returns an archive. Its directory states that the last member has `claimed` bytes."""
   file = io.BytesIO()
   with zipfile.ZipFile(file, "w", compression) as archive:
     for name, data in members.items():
@@ -57,7 +57,7 @@ def packed(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED, cla
 
 
 def npz(descr: str, shape: str, data: bytes = b"", version: int = 1, **options) -> Callable:
-  """One array among those of a good model."""
+  """Returns a function that packs one such array with the arrays of a valid model."""
   return lambda: packed({"head/bias.npy": npy(descr, shape, data, version)}, **options)
 
 
@@ -68,13 +68,13 @@ def saved(**changes) -> bytes:
 
 
 def bomb() -> bytes:
-  """A head of 62.5 million classes in a few kilobytes; header and archive agree on 4 GB."""
+  """Returns a head of 62.5 million classes in a few kilobytes. Header and archive both state 4 GB."""
   head = npy("'<f4'", "(16, 62500000)")
   return packed({"head/kernel.npy": head}, zipfile.ZIP_DEFLATED, len(head) + 4 * 16 * 62_500_000)
 
 
 def padded(size: int) -> Callable:
-  """A header of so many spaces, each MiB of which is packed in a KiB."""
+  """Returns a function that makes a header of `size` spaces. A MiB of spaces is compressed to a KiB."""
 
   def make():
     stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
@@ -137,12 +137,12 @@ def entry(start: int, end: int, shape=(1,), kind: str = "F32") -> dict:
 
 
 def numbered(name: str) -> Callable:
-  """Good tensors, and one of a layer that would be the 999,999,999th."""
+  """Returns a function that makes valid tensors and one tensor with a huge layer number."""
   return tensors({name: entry(0, 4), "head.bias": entry(4, 8)}, b"12345678")
 
 
 def said(value) -> Callable:
-  """Good tensors with a description of our own."""
+  """Returns a function that makes valid tensors with a vit_jax description in the header."""
 
   def make():
     from safetensors.numpy import save
@@ -187,11 +187,11 @@ SAFETENSORS = {
 }
 
 
-# .pth: made by PyTorch, where it is there.
+# .pth: made by PyTorch if it is installed.
 
 
 def torch_file(make: Callable, **options) -> Callable:
-  """What `torch.save` makes of `make(torch)`."""
+  """Returns a function that saves `make(torch)` with `torch.save` and returns the bytes."""
 
   def data():
     import torch
@@ -217,7 +217,7 @@ def chain(torch):
 
 
 class Attack:
-  """Unpickled, it would make a file in the current folder."""
+  """An object that would create a file in the current folder when it is unpickled."""
 
   def __reduce__(self):
     return open, ("owned", "w")
@@ -256,7 +256,7 @@ WEIGHTS = {
 }
 
 
-# What stands beside weights.
+# Files next to weights.
 
 HUB = {
   "brackets": DEEP,
@@ -289,14 +289,14 @@ HUB = {
 
 
 def weights(into: pathlib.Path, name: str) -> pathlib.Path:
-  """Writes the hostile weights of that name; the path to give to a verb."""
+  """Writes the hostile weights of that name, and returns the path for a verb."""
   file, make = WEIGHTS[name]
   (into / file).write_bytes(make())
   return into / file
 
 
 def hub(folder: pathlib.Path, name: str) -> pathlib.Path:
-  """Writes good weights with a hostile config.json beside them."""
+  """Writes valid weights with a hostile config.json next to them."""
   from safetensors.numpy import save_file
 
   value = HUB[name]

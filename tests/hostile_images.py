@@ -1,4 +1,4 @@
-"""Files that are called images: bombs, torn ones, lying headers, odd but whole ones, and what is no file at all."""
+"""Difficult image files: decompression bombs, truncated files, false headers, unusual valid files and special files."""
 
 import io
 import os
@@ -15,7 +15,7 @@ from PIL import Image, PngImagePlugin
 from tests.image_files import encode, picture
 from tests.made_images import bmp, gif, gif_frame, tiff, tiff_file
 
-PngImagePlugin.MAX_TEXT_CHUNK = 2**26  # Pillow is asked for the pixels, not for its opinion
+PngImagePlugin.MAX_TEXT_CHUNK = 2**26  # Pillow must decode the pixels without its own limits
 Image.MAX_IMAGE_PIXELS = None
 EOI = b"\xff\xd9"
 NUMBERS, GRAYS = np.arange(64).reshape(8, 8) % 16, np.arange(16)[:, None] * [17, 16, 15]
@@ -29,14 +29,14 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, data: bytes, depth=8, colour=0, interlaced=0, extra=b"") -> bytes:
-  """A PNG whose image data are compressed already."""
+  """Returns a PNG with image data that are already compressed."""
   header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
   parts = chunk(b"IHDR", header), extra, chunk(b"IDAT", data), chunk(b"IEND", b"")
   return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def black(width: int, height: int, depth=8) -> bytes:
-  """A black PNG of any size, made a mebibyte at a time."""
+  """Returns a black PNG of any size, compressed one mebibyte at a time."""
   left, compressor = height * (1 + -(-width * depth // 8)), zlib.compressobj(9)
   parts = []
   while left:
@@ -46,7 +46,7 @@ def black(width: int, height: int, depth=8) -> bytes:
 
 
 def interlaced(image: np.ndarray) -> bytes:
-  """Adam7's seven passes."""
+  """Returns a PNG with the seven passes of Adam7."""
   rows = b""
   for top, left, down, across in ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)):  # fmt: skip  # noqa: E501
     rows += b"".join(b"\0" + row.tobytes() for row in image[top::down, left::across] if row.size)
@@ -61,7 +61,7 @@ def jpeg(height=240, width=320, mode="RGB", **options) -> bytes:
 
 
 def claiming(data: bytes, height: int, width: int) -> bytes:
-  """The JPEG with another size in its header."""
+  """Returns the JPEG with another size in its header."""
   at = re.search(rb"\xff[\xc0\xc2]\x00", data).start()
   return data[: at + 5] + struct.pack(">HH", height, width) + data[at + 9 :]
 
@@ -71,13 +71,13 @@ def cut(data: bytes, share: float, end=b"") -> bytes:
 
 
 def without_interval(data: bytes) -> bytes:
-  """A JPEG without the data between two restart markers."""
+  """Returns a JPEG without the data between two restart markers."""
   first = re.search(rb"\xff\xd1", data).start()
   return data[:first] + data[data.index(b"\xff\xd2", first) :]
 
 
 def zeros_inside(data: bytes) -> bytes:
-  """The bytes with zeros in the middle."""
+  """Returns the bytes with zeros in the middle."""
   middle = len(data) // 2
   return data[:middle] + bytes(64) + data[middle + 64 :]
 
@@ -87,7 +87,7 @@ def last_scan(data: bytes) -> int:
 
 
 def scans(count: int) -> bytes:
-  """A progressive JPEG with so many scans more, all like the last."""
+  """Returns a progressive JPEG with `count` more copies of its last scan."""
   data = jpeg(progressive=True)
   return data[:-2] + data[last_scan(data) : -2] * count + EOI
 
@@ -96,7 +96,7 @@ def scans(count: int) -> bytes:
 
 
 def one_strip(compression: str, change: Callable[[bytes], bytes]) -> bytes:
-  """A TIFF of one strip, changed to bytes of any length."""
+  """Returns a TIFF of one strip, which may be changed to bytes of any length."""
   image = Image.fromarray(picture(64, 96)).convert("1" if compression.startswith("group") else "RGB")
   data = encode(image, "TIFF", compression=compression, tiffinfo={278: 64})
   tags = Image.open(io.BytesIO(data)).tag_v2
@@ -107,17 +107,17 @@ def one_strip(compression: str, change: Callable[[bytes], bytes]) -> bytes:
 
 
 def flipped(data: bytes) -> bytes:
-  """The bytes with one bit changed behind their middle."""
+  """Returns the bytes with one bit changed after two thirds of them."""
   at = 2 * len(data) // 3
   return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
 
 
 def zero_tail(data: bytes) -> bytes:
-  """The bytes with zeros in place of their second half, as a torn download has."""
+  """Returns the bytes with zeros instead of their second half, like an incomplete download."""
   return data[: len(data) // 2].ljust(len(data), b"\0")
 
 
-# What has to be refused, by name: bytes.
+# Contents that must be rejected, by name.
 REFUSED: dict[str, Callable[[], bytes]] = {
   "png of 1 x 1,000,000": lambda: black(1, 1_000_000),
   "png of 4 x 60,000": lambda: black(4, 60_000),
@@ -206,7 +206,7 @@ REFUSED: dict[str, Callable[[], bytes]] = {
   "nothing": lambda: b"",
 }
 
-# Odd ones that are whole, and have the pixels that Pillow sees.
+# Unusual but valid contents, which must decode to the pixels of Pillow.
 WHOLE: dict[str, Callable[[], bytes]] = {
   "gray jpeg": lambda: jpeg(mode="L"),
   "cmyk jpeg": lambda: jpeg(mode="CMYK"),
@@ -247,12 +247,12 @@ WHOLE: dict[str, Callable[[], bytes]] = {
 }
 
 
-# No regular file, or not a small one, by name: how to put it there.
+# Special or huge files: name -> function that creates the file at a path.
 
 
 def _socket(path):
   here = os.getcwd()
-  os.chdir(path.parent)  # the name of a socket has 107 characters at the most
+  os.chdir(path.parent)  # the path of a socket has at most 107 characters
   with socket.socket(socket.AF_UNIX) as listening:
     listening.bind(path.name)
   os.chdir(here)
@@ -266,7 +266,7 @@ def _giant(path):
 def _unreadable(path):
   path.write_bytes(jpeg())
   path.chmod(0)
-  if os.access(path, os.R_OK):  # by root
+  if os.access(path, os.R_OK):  # root can read the file anyway
     path.unlink()
     path.symlink_to("/proc/self/mem/x")
 
@@ -286,7 +286,7 @@ NO_FILES: dict[str, Callable[[pathlib.Path], None]] = {
 
 
 def pillow(data: bytes) -> np.ndarray:
-  """The pixels as Pillow sees them; of 16 bits the upper eight."""
+  """Returns the pixels of Pillow, with the upper eight bits of 16-bit values."""
   image = Image.open(io.BytesIO(data))
   if image.mode.startswith("I"):
     return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=-1)

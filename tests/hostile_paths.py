@@ -1,6 +1,6 @@
-"""What is called a file of weights and is none: each must be one short error, and nothing may wait for it.
+"""Paths that are not weight files. Each must raise one short error, and no reader may wait for it.
 
-Each maker takes a path in an empty folder and returns the one that a user would name.
+Each function takes a path in an empty folder and returns the path that a user would name.
 """
 
 import os
@@ -19,7 +19,7 @@ def folder(path: pathlib.Path) -> pathlib.Path:
 
 
 def link(target: str | None) -> Callable[[pathlib.Path], pathlib.Path]:
-  """To somewhere; None is itself."""
+  """Returns a function that makes a link to a target. None links to the link itself."""
 
   def make(path):
     path.symlink_to(target or path)
@@ -37,5 +37,5 @@ PATHS: dict[str, Callable[[pathlib.Path], pathlib.Path]] = {
   "nothing": lambda path: path,
   "a name of 5,000 characters": lambda path: path.with_name("n" * 5000 + ".npz"),
 }
-# No command line can say this one; files of Python and JSON can.
+# A command line cannot contain this name, but Python and JSON files can.
 ZERO = "a\0.npz"

@@ -1,4 +1,4 @@
-"""Image files to make sources of, and all that a source has."""
+"""Image files for tests of sources, and the contents of a source."""
 
 import io
 
@@ -28,7 +28,7 @@ def names(source):
 
 
 def picture(height=60, width=80, seed=0):
-  """Smooth random colours, so that JPEG and resampling stay close to them."""
+  """Returns an image of smooth random colours, which JPEG and resampling change little."""
   coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
   return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
 
@@ -43,7 +43,7 @@ ORIENTATION = 0x0112  # the tag
 
 
 def tagged(image, orientation, form="JPEG", **options):
-  """An image file that says it is turned."""
+  """Returns an image file with an orientation tag."""
   exif = Image.Exif()
   exif[ORIENTATION] = orientation
   options |= {"lossless": True, "exact": True} if form == "WEBP" else {}
@@ -51,12 +51,12 @@ def tagged(image, orientation, form="JPEG", **options):
 
 
 def decoded(data, exif=False):
-  """The pixels of a file of any size."""
+  """Returns the pixels of a file of any size."""
   return decoding.decode(data, decoding.check_image(data, 2**30, 2**30, exif))
 
 
 def boxes(data, count=60, exif=False):
-  """Yields (box, its pixels or None if refused) for random boxes, of which the first decodes the whole file."""
+  """Yields (box, pixels or None if decoding failed) for random boxes. The first box decodes the whole file."""
   image, draw = (
     decoding.LazyImage(data, decoding.check_image(data, 2**30, 2**30, exif)),
     np.random.default_rng(len(data)),

@@ -12,7 +12,7 @@ class Construction(NamedTuple):
   """A construction to avoid.
 
   Attributes:
-    name: what it is, for the report.
+    name: its description in the report.
     pattern: a regular expression that finds it.
     limit: allowed occurrences per 10,000 words.
   """

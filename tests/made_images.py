@@ -1,6 +1,6 @@
-"""Image files written from the specifications of their formats, and the pixels that these define.
+"""Image files written from the specifications of their formats, and the pixels that the specifications define.
 
-Each writer takes the stored samples, so that a test knows the right pixels by arithmetic and needs no decoder.
+Each writer takes the stored samples. A test computes the right pixels by arithmetic and needs no decoder.
 """
 
 import struct
@@ -10,13 +10,16 @@ import numpy as np
 
 
 def pack_bits(samples: np.ndarray, bits: int) -> bytes:
-  """Packs rows [H, N] of samples of 1, 2, 4 or 12 bits, the first sample in the high bits; each row fills its bytes."""
+  """Packs rows [H, N] of samples of 1, 2, 4 or 12 bits into bytes, with the first sample in the high bits.
+
+  Each row is padded to whole bytes.
+  """
   places = np.arange(bits - 1, -1, -1)
   return np.packbits((samples[..., None] >> places & 1).reshape(len(samples), -1).astype(np.uint8), axis=1).tobytes()
 
 
 def scaled(samples: np.ndarray, bits: int) -> np.ndarray:
-  """round(v * 255 / (2^bits - 1)) in whole numbers."""
+  """Computes round(v * 255 / (2^bits - 1)) in integers."""
   top = (1 << bits) - 1
   return (samples.astype(object) * 510 + top) // (2 * top)
 
@@ -43,12 +46,12 @@ def bmp(
     rows: packed rows in the order of the file, filled up to four bytes here, or compressed bytes.
     width: pixels in a row.
     height: number of rows, negative if the first one is the top row.
-    bits: of a pixel.
-    header: bytes of the second header: 12 and 16 to 64 as of OS/2, or 40, 52, 56, 108, 124 as of Windows.
+    bits: bits of a pixel.
+    header: bytes of the second header: 12 and 16 to 64 for OS/2, or 40, 52, 56, 108, 124 for Windows.
     compression: 0 none, 1 RLE8, 2 RLE4, 3 masks, 6 masks with one for alpha.
-    masks: of red, green, blue and perhaps alpha.
+    masks: masks of red, green, blue and optionally alpha.
     palette: [N, 3] RGB.
-    colours: number of colours that the header has, if it is not that of the palette.
+    colours: number of colours in the header if it differs from the palette's.
     gap: bytes before the pixels.
   """
   pixels = rows if isinstance(rows, bytes) else b"".join(row + bytes(-len(row) % 4) for row in rows)
@@ -70,7 +73,7 @@ def bmp(
 
 
 def lzw(numbers: np.ndarray, size: int) -> bytes:
-  """GIF's compressed numbers, in codes of one width: a clear code stands before the table could grow."""
+  """Returns numbers in GIF's compression with codes of constant width. Clear codes prevent the table from growing."""
   codes, every = [], (1 << size) - 2
   for i in range(0, len(numbers), every):
     codes += [1 << size, *map(int, numbers[i : i + every])]
@@ -82,13 +85,13 @@ def lzw(numbers: np.ndarray, size: int) -> bytes:
 
 
 def _gif_palette(colours):
-  """(flags, bytes): a table of a power of two of colours, at least two."""
+  """Returns (flags, bytes) of a colour table. Its number of colours is a power of two, at least two."""
   power = max(1, (len(colours) - 1).bit_length())
   return 0x80 | power - 1, np.asarray(colours, np.uint8).tobytes().ljust(3 << power, b"\0")
 
 
 def gif_frame(numbers, top=0, left=0, *, own=None, interlaced=False, transparent=None, disposal=0) -> bytes:
-  """A frame of a GIF: numbers [H, W], perhaps with a palette of its own."""
+  """Returns a frame of a GIF from numbers [H, W], optionally with its own palette."""
   height, width = numbers.shape
   flags, palette = (0, b"") if own is None else _gif_palette(own)
   control = b""
@@ -104,24 +107,24 @@ def gif_frame(numbers, top=0, left=0, *, own=None, interlaced=False, transparent
 
 
 def gif(width: int, height: int, *frames: bytes, palette=None, background=0, version=b"GIF89a") -> bytes:
-  """A GIF with a screen of this size."""
+  """Returns a GIF with a screen of this size."""
   flags, table = (0, b"") if palette is None else _gif_palette(palette)
   return version + struct.pack("<HHBBB", width, height, flags, background, 0) + table + b"".join(frames) + b";"
 
 
 # PNG.
 
-CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by type of colour
+CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PASSES = (0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
-  """A chunk of a PNG."""
+  """Returns a chunk of a PNG."""
   return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
 def png_data(samples: np.ndarray, depth: int, interlaced: bool = False) -> bytes:
-  """Compressed image data of samples [H, W, C]."""
+  """Returns the compressed image data of samples [H, W, C]."""
   passes = [samples[top::down, left::across] for top, left, down, across in _PASSES] if interlaced else [samples]
   rows = b""
   for part in passes:
@@ -132,7 +135,7 @@ def png_data(samples: np.ndarray, depth: int, interlaced: bool = False) -> bytes
 
 
 def png(samples: np.ndarray, depth: int, colour: int, *, interlaced=False, before=b"", behind=b"") -> bytes:
-  """A PNG of samples [H, W, C], with chunks before and behind its image data."""
+  """Returns a PNG of samples [H, W, C] with chunks before and after its image data."""
   height, width, _ = samples.shape
   header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced))
   data = chunk(b"IDAT", png_data(samples, depth, interlaced))
@@ -140,7 +143,7 @@ def png(samples: np.ndarray, depth: int, colour: int, *, interlaced=False, befor
 
 
 def animation_control(number: int, width: int, height: int, blend: bool = False) -> bytes:
-  """The chunk before a frame of an animated PNG."""
+  """Returns the chunk before a frame of an animated PNG."""
   return chunk(b"fcTL", struct.pack(">IIIIIHHBB", number, width, height, 0, 0, 1, 10, 0, blend))
 
 
@@ -167,17 +170,17 @@ def tiff(
   """Writes a TIFF of samples [H, W, C].
 
   Args:
-    samples: whole numbers.
-    bits: of a sample.
+    samples: integers.
+    bits: bits of a sample.
     colours: PhotometricInterpretation: 0 zero is white, 1 zero is black, 2 RGB, 3 palette, 5 CMYK.
-    order: of bytes, "<" or ">".
-    planes: each channel is stored by itself.
+    order: byte order, "<" or ">".
+    planes: each channel is stored separately.
     deflated: compressed with deflate.
-    differences: samples are stored as differences to those on their left; needs `deflated`.
+    differences: samples are stored as differences from their left neighbour. Requires `deflated`.
     reversed_bits: the first pixel of a byte is in the low bits.
-    rows: of a strip; all unless given.
-    tile: (width, height), instead of strips.
-    tags: more entries, or others: {tag: (type, values)}.
+    rows: rows of a strip. The default is all rows.
+    tile: (width, height) of tiles instead of strips.
+    tags: additional or replaced entries: {tag: (type, values)}.
   """
   height, width, count = samples.shape
   across, down = tile or (width, rows or height)
@@ -202,7 +205,7 @@ def tiff(
 
 
 def tiff_file(entries: dict[int, tuple[int, list]], pieces: list[bytes], where: tuple[int, int], order="<") -> bytes:
-  """Writes the directory, its values, and strips or tiles, whose offsets and sizes are the tags `where`."""
+  """Writes the directory, its values, and strips or tiles. `where` contains the tags of their offsets and sizes."""
   entries = entries | {where[0]: (4, [0] * len(pieces)), where[1]: (4, list(map(len, pieces)))}
   values = {tag: struct.pack(f"{order}{len(row)}{_SIZES[kind]}", *row) for tag, (kind, row) in entries.items()}
   start = at = 8 + 2 + 12 * len(entries) + 4

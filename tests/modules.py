@@ -1,4 +1,7 @@
-"""Small models and images, of noise throughout: zero-initialised parts count, nothing is compiled to initialise."""
+"""Small models and images with random values everywhere, so that layers initialised to zero affect the output.
+
+Initial values are drawn without compiling a program.
+"""
 
 import functools
 import math
@@ -15,7 +18,7 @@ SIZE = {"image_size": 16, "classes": 5, "width": 16, "depth": 3, "heads": 2, "hi
 
 
 def filled(module, seed=0, std=0.3):
-  """The module, given by its shapes, with normal parameters; the scales of norms are around 1."""
+  """Returns a module, given by its shapes, with normally distributed parameters. Scales of norms are around 1."""
   rng = np.random.default_rng(seed)
   graph, state = nnx.split(module)
   values = []
@@ -26,12 +29,12 @@ def filled(module, seed=0, std=0.3):
 
 
 def layer(build, seed=0, std=0.3):
-  """The module that `build(rngs)` makes, filled."""
+  """Returns the module of `build(rngs)` with random parameters."""
   return filled(nnx.eval_shape(lambda: build(nnx.Rngs(0))), seed, std)
 
 
 def model(name="ViT-S/4", seed=0, **arguments):
-  """A filled model of a few thousand parameters."""
+  """Returns a model with a few thousand random parameters."""
   return filled(nnx.eval_shape(lambda: models.create(name, **(SIZE | arguments))), seed)
 
 
@@ -40,29 +43,29 @@ def images(size=16, batch=3, seed=0):
 
 
 def keys(count, seed=0):
-  """One random key for each image."""
+  """Returns one random key for each image."""
   return jax.random.split(jax.random.key(seed), count)
 
 
 def pictures(batch=6, height=9, width=9, seed=0):
-  """Images as the host sends them, uint8."""
+  """Returns uint8 images, as the host sends them."""
   return np.random.default_rng(seed).integers(0, 256, (batch, height, width, 3), dtype=np.uint8)
 
 
 def compiled(module):
-  """The module as a compiled function of its arguments."""
+  """Returns the module as a compiled function of its arguments."""
   graph, params = nnx.split(module)
   function = jax.jit(lambda params, *arguments: nnx.merge(graph, params)(*arguments))
   return lambda *arguments: np.asarray(function(params, *arguments))
 
 
 def run(module, *arguments):
-  """One compiled call."""
+  """Calls the compiled module once."""
   return compiled(module)(*arguments)
 
 
 def stacked(unrolled, scanned):
-  """The model `scanned` with the parameters of `unrolled`."""
+  """Returns the model `scanned` with the parameters of `unrolled`."""
   layers = {}
   flat = dict(nnx.to_flat_state(nnx.state(unrolled)))
   for path in flat:
@@ -76,33 +79,33 @@ def stacked(unrolled, scanned):
 
 @functools.cache
 def shapes(name, image_size=None, classes=None, channels=3, **arguments):
-  """{path: shape and type} of a model; image size and classes are the published ones unless said."""
+  """Returns {path: shape and type} of a model. Image size and classes default to the published values."""
   return abstract(name, image_size, classes, channels, **arguments).shapes()
 
 
 @functools.cache
 def abstract(name, image_size=None, classes=None, channels=3, **arguments):
-  """A model as a value, made once in a process. Arguments are hashable."""
+  """Returns a functional model, which is created once in a process. Arguments must be hashable."""
   row = models.find(name)
   classes = row.classes if classes is None else classes
   return models.functional(models.Description(Choice(name, arguments), image_size or row.image_size, classes, channels))
 
 
 def count(name, image_size=None, classes=None, **arguments):
-  """Values in all parameters that are trained."""
+  """Returns the number of values in all trained parameters."""
   model = abstract(name, image_size, classes, **arguments)
   return sum(math.prod(leaf.shape) for path, leaf in model.shapes().items() if path not in model.statistics)
 
 
 def check_tables(model):
-  """Every parameter has one row in the table of shardings, of its rank, and one place in the order of parameters."""
+  """Checks that each parameter has one sharding row of its rank and one place in the order of parameters."""
   published, scan = model.description.published, model.description.model.args.get("scan", False)
   for path, leaf in model.shapes().items():
     rows = [axes for pattern, axes in published.sharding if re.fullmatch(pattern, path)]
     assert len(rows) == 1, path
     assert len(rows[0]) + (scan and path.startswith("blocks/")) == len(leaf.shape), path
     named = [axis for axis in rows[0] if axis]
-    assert set(named) <= {"fsdp", "tensor"} and len(named) == len(set(named)), path  # one dimension an axis
+    assert set(named) <= {"fsdp", "tensor"} and len(named) == len(set(named)), path  # at most one dimension per axis
     assert leaf.dtype == np.float32, path
     order = published.order
     places = [
@@ -112,13 +115,13 @@ def check_tables(model):
 
 
 def softmax(x):
-  """Over the last axis."""
+  """Computes the softmax over the last axis."""
   e = np.exp(x - x.max(-1, keepdims=True))
   return e / e.sum(-1, keepdims=True)
 
 
 def attention(module, x, memory):
-  """NumPy: softmax(q k / sqrt(K)) v, one query and one head at a time."""
+  """Computes softmax(q k / sqrt(K)) v in NumPy, one query and one head at a time."""
 
   def project(part, x):
     return np.einsum("bnd,dhk->bnhk", x, part.kernel[...]) + (0 if part.bias is None else part.bias[...])

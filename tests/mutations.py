@@ -1,4 +1,4 @@
-"""Mistakes in configs, made by chance: of keys, types, ranges, nesting; for tests and `tests.campaigns.configs`."""
+"""Random mistakes in configs: wrong keys, types, ranges and nesting. For tests and `tests.campaigns.configs`."""
 
 import json
 import random
@@ -12,11 +12,11 @@ from vit_jax.config import flags
 from vit_jax.data import catalog
 from vit_jax.training import build, experiment
 
-# Values of every kind as flags have them, for every key.
+# Flag values of every type, for every key.
 VALUES = (
   "-1", "0", "0.5", "1e30", "nan", "none", "true", "nonsense", "[]", "(1,2)", "{}", "''", "10ep", "3", "[('x', 1)]",
 )  # fmt: skip
-# What only ill will writes, and files of Python.
+# Malicious values, and values that only Python files can contain.
 WORSE = (
   "inf", "-0.0", "1" * 30, "9" * 5000, "1e400", "0x10", "1_000", "1000000", "default", "(" * 300, "[" * 90 + "]" * 90,
   "x" * 100_000, "\x1b[2Jred", "a\nb", "\u202eltr", "ü" * 50, "\ud800", "(a+)+b", "['(a+)+b']", "[('(.*)*k', 1)]",
@@ -31,7 +31,7 @@ OBJECTS = (
 
 
 def leaves(value, path: str = "") -> Iterator[tuple[str, object]]:
-  """(dotted key, value) of nested dicts."""
+  """Yields (dotted key, value) of nested dictionaries."""
   if isinstance(value, dict):
     for key, inner in value.items():
       yield from leaves(inner, f"{path}.{key}" if path else key)
@@ -40,18 +40,18 @@ def leaves(value, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def misspelled(key: str) -> str:
-  """The key with another last letter."""
+  """Returns the key with another last letter."""
   return key[:-1] + ("x" if key[-1] != "x" else "y")
 
 
 def keys(run: config.Run) -> dict[str, object]:
-  """All keys of a run with their values, and all groups of keys with None."""
+  """Returns all keys of a run with their values, and all groups of keys with None."""
   known = dict(leaves(json.loads(config.dumps(run))))
   return dict.fromkeys(sorted({key.rpartition(".")[0] for key in known} - {""})) | known
 
 
 def near(draw: random.Random, value) -> object:
-  """Another value of the same kind, which may well be allowed."""
+  """Returns another value of the same type, which may be valid."""
   match value:
     case bool():
       return not value
@@ -65,7 +65,7 @@ def near(draw: random.Random, value) -> object:
 
 
 def mutation(draw: random.Random, known: dict[str, object]) -> tuple[str, object]:
-  """A key, which may be wrong, and a text for a flag or an object for a file."""
+  """Returns a key, which may be wrong, and a text for a flag or an object for a file."""
   key = draw.choice(list(known))
   if draw.randrange(2):
     return key, near(draw, known[key])
@@ -81,7 +81,7 @@ def mutation(draw: random.Random, known: dict[str, object]) -> tuple[str, object
 
 
 def apply(edited: ml_collections.ConfigDict, key: str, value) -> None:
-  """Changes a config as a flag does, or for what is no text as a file of Python can."""
+  """Changes a config like a flag if the value is a text, else like a Python file."""
   if isinstance(value, str):
     flags.set_value(edited, key, value)
     return
@@ -93,16 +93,16 @@ def apply(edited: ml_collections.ConfigDict, key: str, value) -> None:
     edited = inner
   try:
     edited[last] = value
-  except OverflowError as error:  # of ml_collections; in a file of Python it is a mistake there
+  except OverflowError as error:  # ml_collections raises it; in a Python file, the line would be reported
     raise schema.ConfigError(str(error), f"config.{key}") from error
 
 
 def opener() -> Callable:
-  """`catalog.open_split`, which opens each split once: that takes longer than all the rest of a build."""
+  """Returns a cached `catalog.open_split`. Opening a split takes longer than the rest of a build."""
   opened = {}
 
   def open_split(choice, split):
-    # One that cannot be opened is asked each time.
+    # A split that cannot be opened is tried each time.
     key = json.dumps(schema.to_plain(choice.select(catalog.READERS[choice.name])))
     if (choice.name, key, split) not in opened:
       opened[choice.name, key, split] = catalog.open_split(choice, split)
@@ -111,21 +111,21 @@ def opener() -> Callable:
   return open_split
 
 
-# Where an error may be that follows from another key alone.
+# Keys with errors that another key alone may cause.
 DEPENDENT = {
-  "optim.warmup": ("total",),  # which must be longer
-  "model": ("data.image_size",),  # which patches or windows must divide
+  "optim.warmup": ("total",),  # the run must be longer than the warm-up
+  "model": ("data.image_size",),  # patches or windows must divide the image size
 }
 
 
 def says_where(error: schema.ConfigError, changed: list[str]) -> bool:
-  """Whether an error begins with a changed key, a group that it is in or a part of it; or names the whole key."""
+  """Returns whether an error starts with a changed key, its group or a part of it, or names the whole key."""
   said, keys = str(error), [schema.errors.make_printable(key) for key in changed]
-  # Of a long key the beginning is shown, and no key has parts with numbers.
+  # Messages truncate long keys, and keys have no numeric parts.
   start = re.match(r"(?:(?:--)?config\b)?\.?(.*?)(?:\.\.\. \(.*|\[\d.*)?: ", said, re.DOTALL)
   place = start[1] if start else "nowhere"
   dependent = [of for of, on in DEPENDENT.items() if {*on} & {*changed}]
-  # Another name may not take the keys beside it.
+  # Another name may not accept the other keys of its group.
   near = [f"{key.removesuffix('.name')[:100]}." for key in keys + dependent]
   if any(key.startswith(f"{place[:100]}.") or f"{place[:100]}.".startswith(key) for key in near):
     return True
@@ -133,7 +133,7 @@ def says_where(error: schema.ConfigError, changed: list[str]) -> bool:
 
 
 def wrong(error: BaseException, changed: list[str]) -> str | None:
-  """What is wrong with an error that some changed keys have caused; None if it is a short one that says where."""
+  """Returns the problem of an error that changed keys caused, or None if it is short and names the place."""
   if not isinstance(error, schema.ConfigError):
     return f"{type(error).__name__}: {str(error)[:300]}"
   said = str(error)
@@ -145,5 +145,5 @@ def wrong(error: BaseException, changed: list[str]) -> str | None:
 
 
 def built(edited: ml_collections.ConfigDict, devices, open_split: Callable) -> experiment.Experiment:
-  """The run of an edited config, built without compiling anything."""
+  """Builds the run of an edited config without compiling a program."""
   return build.build(build.complete(config.resolve(edited)), devices, open_split)

@@ -1,4 +1,4 @@
-"""Optimizers of tests: transformations from configs, a small ViT's parameters and gradients, updates compared."""
+"""Helpers for tests of optimizers: transformations from configs, a small ViT's gradients, comparison of updates."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ STEPS = 5
 
 
 def make(params, total=10, statistics=frozenset(), **args):
-  """Transformation and schedule for a config, durations being plain steps."""
+  """Returns the transformation and the schedule for a config with durations in steps."""
   args = {"name": "adamw", "lr": 1e-2, "schedule": Choice("constant")} | args
   above = parameters.count_layers_above(parameters.ORDER, trees.flatten(params))
   with enter_key("config.optim"):
@@ -28,7 +28,7 @@ def bound(name, args):
 
 
 def walk(transformation, params, gradients):
-  """Parameters after some steps, and the update of each."""
+  """Returns the parameters after all steps, the update of each step, and the state."""
   state, updates = transformation.init(params), []
   for gradient in gradients:
     step, state = transformation.update(gradient, state, params)
@@ -38,9 +38,9 @@ def walk(transformation, params, gradients):
 
 
 def example(scanned=False, seed=0):
-  """A small ViT's parameters and gradients, as flat dicts by path."""
+  """Returns a small ViT's parameters and gradients as flat dictionaries by path."""
   rng = np.random.default_rng(seed)
-  # Two shapes only: every further one costs a compilation of each operation.
+  # Only two shapes, because each further shape costs a compilation of each operation.
   kernel, vector = (4, 4), (4,)
   block = {"mlp/up/kernel": kernel, "mlp/up/bias": vector, "norm1/scale": vector}
   shapes = {"cls": vector, "embedding/kernel": kernel, "position/table": kernel, "norm/scale": vector}
@@ -58,7 +58,7 @@ def example(scanned=False, seed=0):
 
 
 def assert_same_updates(updates, expected, tolerance):
-  """Differences are shares of the largest update of a path."""
+  """Checks that updates differ by at most a share of the largest update of their path."""
   for step, (ours, theirs) in enumerate(zip(updates, expected, strict=True), 1):
     assert ours.keys() == theirs.keys()
     for path in theirs:
@@ -68,5 +68,5 @@ def assert_same_updates(updates, expected, tolerance):
 
 
 def bytes_of(tree):
-  """Of all arrays together."""
+  """Returns the bytes of all arrays together."""
   return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -1,18 +1,18 @@
-"""Hugging Face's Transformers and timm, which tests compute beside ours."""
+"""Imports of Hugging Face's Transformers and timm, which tests compare with vit_jax."""
 
 import functools
 import types
 
 import pytest
 
-_KEPT = []  # a library of operators that is collected takes them along
+_KEPT = []  # garbage collection of a library would remove its operators
 
 
 @functools.cache
 def torchvision() -> None:
-  """Imports it, which both do.
+  """Imports torchvision, which both packages import.
 
-  PyPI has it for CUDA only. Beside PyTorch for CPUs its own operators do not load, and it asks for two of them.
+  PyPI provides torchvision for CUDA only. With PyTorch for CPUs its operators do not load, but it requires two of them.
   """
   torch = pytest.importorskip("torch", reason="needs pip install -e '.[test]'")
   try:
@@ -26,12 +26,12 @@ def torchvision() -> None:
 
 
 def transformers() -> types.ModuleType:
-  """The package; skips the test without it."""
+  """Returns the package, or skips the test if it is not installed."""
   torchvision()
   return pytest.importorskip("transformers", "5", reason="needs pip install -e '.[test]'")
 
 
 def timm() -> types.ModuleType:
-  """The package; skips the test without it."""
+  """Returns the package, or skips the test if it is not installed."""
   torchvision()
   return pytest.importorskip("timm", reason="needs pip install -e '.[test]'")

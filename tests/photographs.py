@@ -1,4 +1,4 @@
-"""A small image folder and the description that a checkpoint has of it."""
+"""A small image folder, and its description in a checkpoint."""
 
 import dataclasses
 import json
@@ -29,6 +29,6 @@ def source(path, **changes):
 
 
 def described(made, devices=8):
-  """Returns what a checkpoint contains, as it is read."""
+  """Returns the description that is read from a checkpoint."""
   grid = sharding.make_mesh(config.Mesh(), jax.devices()[:devices])
   return json.loads(json.dumps(provenance.describe_provenance(runs.run(), made, grid)))

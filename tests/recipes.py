@@ -1,4 +1,4 @@
-"""Shipped configs as tests want them: by name with changes, narrow, with the catalog's facts for data."""
+"""Shipped configs for tests: by name with changes, with small models, and with catalog facts instead of data."""
 
 import functools
 import pathlib
@@ -16,7 +16,7 @@ from vit_jax.training import build
 
 CONFIGS = runs.ROOT / "configs"
 NAMES = sorted(file.relative_to(CONFIGS).with_suffix("").as_posix() for file in CONFIGS.rglob("*.py"))
-for _name in ("fewshot", "probes"):  # no runs; see test_fewshot
+for _name in ("fewshot", "probes"):  # not configs of runs; see test_fewshot
   NAMES.remove(_name)
 SHRUNK = {
   "optim.accumulate": "1",
@@ -29,31 +29,37 @@ SHRUNK = {
 
 
 def path(name):
-  """The --config of the shipped `file` or `file:argument`."""
+  """Returns the --config of the shipped `file` or `file:argument`."""
   file, colon, argument = name.partition(":")
   return f"{runs.ROOT}/configs/{file}.py{colon}{argument}"
 
 
 def module(name):
-  """The Python module of a shipped config."""
+  """Returns the Python module of a shipped config."""
   return flags.load_module(path(name))[0]
 
 
 def load(name, **changes):
-  """A shipped config as its file and flags make it, before it is resolved; changes name keys with __ for dots."""
+  """Loads a shipped config with flags, without resolving it. Changes name keys with __ instead of dots."""
   return flags.load_config(path(name), {key.replace("__", "."): str(value) for key, value in changes.items()})
 
 
 def run(name, **changes):
-  """The same as a complete run."""
+  """Loads a shipped config with flags as a complete run."""
   return build.complete(config.resolve(load(name, **changes)))
 
 
 def needed(name: str, values: dict[str, str]) -> dict[str, str]:
-  """Returns the flags {key: text} without which a shipped config is no run, with the text that `values` has for a key.
+  """Returns the flags {key: text} that a shipped config requires.
 
-  Errors about missing values name the keys, so that a new recipe needs no entry in a list. KeyError for a key that
-  `values` lacks.
+  Errors about missing values name the keys, so a new recipe needs no entry in a list.
+
+  Args:
+    name: the shipped config.
+    values: key -> text.
+
+  Raises:
+    KeyError: `values` does not contain a required key.
   """
   given: dict[str, str] = {}
   while True:
@@ -70,22 +76,25 @@ def needed(name: str, values: dict[str, str]) -> dict[str, str]:
 
 @functools.cache
 def trials(name, **overrides):
-  """The trials of a shipped sweep, made once in a process, so no test may change them; keys have __ for dots."""
+  """Returns the trials of a shipped sweep. Keys have __ instead of dots.
+
+  The trials are created once in a process, so tests must not change them.
+  """
   values = {key.replace("__", "."): value for key, value in overrides.items()}
   return study.Study(path(name), values, study.load_sweep(path(name)), pathlib.Path("sweep")).trials()
 
 
 def known(name, **changes):
-  """Parts of a recipe on 8 devices, with nothing but the catalog's facts for data."""
+  """Builds a recipe on 8 devices with the catalog's facts instead of data."""
   return build.build(run(name, **changes), jax.devices(), catalog.open_known_split)
 
 
 def narrow(name):
-  """The run of a recipe with a few thousand parameters, for pictures of 32 px and two steps."""
+  """Returns the run of a recipe with a few thousand parameters, images of 32 px and two steps."""
   edited = load(name)
   side = "28" if edited.model.name.endswith("/14") else "32"
   small = {"model.width": "16", "model.heads": "2", "model.hidden": "16", "model.scan": "true"}
-  small["init.from"] = "weights.npz"  # which a recipe may ask for, and nothing reads here
+  small["init.from"] = "weights.npz"  # a recipe may require it, but these tests do not read it
   for key, text in (SHRUNK | small | {"data.image_size": side, "optim.warmup": "0"}).items():
     flags.set_value(edited, key, text)
   for part, key, value in (
@@ -100,7 +109,7 @@ def narrow(name):
 
 
 def pictures(choice, split):
-  """In the place of a set's data: 16 photographs, with as many labels as its images have."""
+  """Returns 16 random images instead of a dataset's images, with the same number of labels per image."""
   row, draw = catalog.CATALOG[choice.name], np.random.default_rng(0)
   files = [cv2.imencode(".jpg", draw.integers(0, 255, (40, 50, 3), np.uint8))[1].tobytes() for _ in range(16)]
   labels = [tuple(map(int, draw.integers(row.classes, size=draw.integers(1, row.labels + 1)))) for _ in files]

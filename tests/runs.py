@@ -1,4 +1,4 @@
-"""A run small enough for a test: digits, a CCT of one narrow block, a few steps."""
+"""A small run for tests: digits, a CCT with one narrow block, a few steps."""
 
 import dataclasses
 import json
@@ -30,24 +30,24 @@ IMAGENET = {
 
 
 def run(file="configs/digits.py", small=SMALL, **changes) -> config.Run:
-  """The shipped digits recipe, shrunk; changes name keys with __ for dots."""
+  """Returns the shipped digits recipe with a small model. Changes name keys with __ instead of dots."""
   overrides = small | {k.replace("__", "."): str(v) for k, v in changes.items()}
   return build.complete(config.resolve(flags.load_config(str(ROOT / file), overrides)))
 
 
 def imagenet(**changes) -> config.Run:
-  """The ImageNet baseline with two narrow blocks and small images; its data are not here."""
+  """Returns the ImageNet baseline with two narrow blocks and small images. Its data are not available in tests."""
   return run("configs/vit_s16_i1k.py", IMAGENET, **changes)
 
 
 def parts(devices=8, **changes) -> experiment.Experiment:
-  """The shrunk run on so many of the fake devices."""
+  """Builds the small run on some of the fake devices."""
   prepare_dataset("digits")
   return build.build(run(**changes), jax.devices()[:devices])
 
 
 def start(module: str, *words: str, devices: int = 1, **environment) -> subprocess.Popen:
-  """`python -m module words`, on so many fake devices."""
+  """Starts `python -m module words` on some fake devices."""
   flags = re.sub(r"device_count=\d+", f"device_count={devices}", os.environ["XLA_FLAGS"])
   return subprocess.Popen(
       [sys.executable, "-m", module, *words], cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags} | environment,
@@ -56,17 +56,17 @@ def start(module: str, *words: str, devices: int = 1, **environment) -> subproce
 
 
 def command(verb: str, *words: str, devices: int = 1, **environment) -> subprocess.Popen:
-  """A verb as a user starts it."""
+  """Starts a verb like a user."""
   return start(f"vit_jax.{verb}", *words, devices=devices, **environment)
 
 
 def several(*commands: list[str], devices: int = 1, **environment) -> subprocess.Popen:
-  """Verbs with their flags, one after the other in one process."""
+  """Starts one process that runs several verbs with their flags in sequence."""
   return start("tests.several", json.dumps(commands), devices=devices, **environment)
 
 
 def words(workdir, **changes) -> list[str]:
-  """Flags of `train` for the shrunk run."""
+  """Returns the flags of `train` for the small run."""
   keys = SMALL | {k.replace("__", "."): str(v) for k, v in changes.items()}
   return [
     "--config=configs/digits.py",
@@ -77,19 +77,19 @@ def words(workdir, **changes) -> list[str]:
 
 
 def finish(process: subprocess.Popen, code: int = 0, seconds: float = 300) -> str:
-  """Waits; everything it printed. Fails unless it exits with `code`."""
+  """Waits for a process and returns its output. Fails if the exit code is not `code`."""
   out, err = process.communicate(timeout=seconds)
   assert process.returncode == code, f"exit {process.returncode}, expected {code}\n{out[-3000:]}\n{err[-5000:]}"
   return out + err
 
 
 def changed(run: config.Run, **fields) -> config.Run:
-  """The run with other fields."""
+  """Returns the run with other fields."""
   return dataclasses.replace(run, **fields)
 
 
 def dying(parts: experiment.Experiment, step: int) -> experiment.Experiment:
-  """A run that ends with InterruptedError at a step, between two saves."""
+  """Returns a run that ends with InterruptedError at a step, between two saves."""
 
   def die(params, poll):
     raise InterruptedError

@@ -1,7 +1,7 @@
-"""Several verbs in one process, where starting it costs more than what they do: python -m tests.several JSON
+"""Runs several verbs in one process, because starting one costs more than the verbs: python -m tests.several JSON
 
-JSON is a list of commands, each a verb and its flags. After each a line `exit N` is printed; the exit code is the last
-one's.
+JSON is a list of commands, each a verb and its flags. A line `exit N` is printed after each command. The exit code is
+that of the last command.
 """
 
 import functools
@@ -13,7 +13,7 @@ from vit_jax import cli
 
 
 def main(commands: list[list[str]]) -> int:
-  """Runs the commands in turn; the exit code of the last."""
+  """Runs the commands in sequence, and returns the exit code of the last one."""
   code = 0
   for verb, *words in commands:
     main = importlib.import_module(f"vit_jax.{verb}").main

@@ -1,4 +1,4 @@
-"""Weights of a small ViT that nobody trained, as files and as a workdir that holds no run."""
+"""Random weights of a small ViT, and a file that contains them."""
 
 import json
 import pathlib
@@ -19,14 +19,14 @@ def described(classes=len(CLASSES), size=32, **arguments) -> Description:
 
 
 def arrays(description) -> dict[str, np.ndarray]:
-  """Parameters large enough that classes differ by more than rounding."""
+  """Returns parameters that are large enough to make classes differ by more than rounding."""
   draw = np.random.default_rng(0)
   shapes = layout.compute_shapes(description)
   return {path: draw.normal(0, 0.3, shape).astype(np.float32) for path, shape in shapes.items()}
 
 
 def file(folder: pathlib.Path, description=None, **beside) -> pathlib.Path:
-  """A file of timm's layout, and the config.json beside it, where anything is `beside`."""
+  """Writes a file in timm's layout, and a config.json next to it if `beside` is not empty."""
   description = description or described()
   path = folder / "model.safetensors"
   safetensors.numpy.save_file(importers.export_tensors(arrays(description), description, "timm"), path)

@@ -1,15 +1,15 @@
-"""Contexts of tasks, for tests that use a task without a run."""
+"""Contexts for tests that use a task without a run."""
 
 import jax.numpy as jnp
 
 from vit_jax.schema import Duration
 from vit_jax.tasks.task import Context, TaskContext
 
-CONTEXT = Context(0, {}, {})  # of the first step, without frozen models and without an average
+CONTEXT = Context(0, {}, {})  # the first step, without frozen models and without an average
 
 
 def supplied(model=None, augment=None, patch=None, freeze=None, pixels=None, **others):
-  """The context of a task in a run of ten steps, with pixels from 0 to 1 as normalised images."""
+  """Returns the context of a task in a run of ten steps. Normalised images have pixels from 0 to 1."""
   values = {
     "normalise": lambda images: images.astype(jnp.float32) / 255,
     "normalised": {},

@@ -1,4 +1,4 @@
-"""Streams of small images whose pixels say which record they are."""
+"""Streams of small images with pixels that encode the record number."""
 
 import cv2
 import numpy as np
@@ -12,7 +12,7 @@ RANDOM = {"image_size": 4, "crop": schema.Choice("inception"), "flip": True}
 
 
 def file(i):
-  """A 6x6 PNG whose every pixel says which record it is."""
+  """Returns a 6x6 PNG with the record number in every pixel."""
   return cv2.imencode(".png", np.full((6, 6, 3), (i % 256, i // 256, 7), np.uint8))[1].tobytes()
 
 
@@ -40,7 +40,7 @@ def train(source, batch, steps, seed=0, start=0, rows=None, patch=None, **args):
 
 
 def opened(count, bad=()):
-  """Examples that another process can open."""
+  """Returns examples that another process can open."""
   return stream.train_examples(source(count, bad), 0, **PLAIN | RANDOM)
 
 
@@ -54,7 +54,7 @@ def evaluation(source, batch, rows, **options):
 
 
 def records(batches):
-  """Record numbers, read off the pixels."""
+  """Returns the record numbers, decoded from the pixels."""
   pixels = np.concatenate([b["image"][:, 0, 0] for b in batches]).astype(int)
   return pixels[:, 2] + 256 * pixels[:, 1]
 

@@ -1,4 +1,4 @@
-"""Tests of the programs in benchmarks/: they report mistakes in one line, and the cheap ones run at reduced size."""
+"""Tests of the programs in benchmarks/: they report errors in one line, and cheap ones run at reduced size."""
 
 import ast
 import importlib
@@ -35,17 +35,17 @@ def ended(monkeypatch, capsys, name, *words):
   return end.value.code, capsys.readouterr().err
 
 
-def test_d7_the_directory_contains_the_known_programs():
+def test_benchmarks_contain_the_known_programs():
   assert {"digits_step", "digits_picture", "weights", "transfer", "self_training", "compare"} <= {*PROGRAMS}
 
 
 @pytest.mark.parametrize("name", [name for name, tree in FILES.items() if "def main" in ast.unparse(tree)])
-def test_d7_every_benchmark_ends_in_cli_run_verb(name):
+def test_every_benchmark_calls_cli_run_verb(name):
   assert guard(FILES[name]) == ["cli.run_verb(main)"]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_d7_ctrl_c_is_one_line(name, monkeypatch, capsys):
+def test_ctrl_c_prints_one_line(name, monkeypatch, capsys):
   def interrupted(*_):
     raise KeyboardInterrupt
 
@@ -73,7 +73,7 @@ def test_d7_ctrl_c_is_one_line(name, monkeypatch, capsys):
     ("tpu_step", ["--topology=v9-8"], "v9-8"),
   ],
 )
-def test_d7_missing_data_and_wrong_values_are_one_line(name, words, message, tmp_path, monkeypatch, capsys):
+def test_missing_data_and_wrong_values_are_errors_of_one_line(name, words, message, tmp_path, monkeypatch, capsys):
   (tmp_path / "file").write_text("no folder")
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "file"))
   code, text = ended(monkeypatch, capsys, name, *(word.format(tmp_path) for word in words))
@@ -81,26 +81,26 @@ def test_d7_missing_data_and_wrong_values_are_one_line(name, words, message, tmp
   assert len(text.splitlines()) == 1 and text.startswith("error: ") and message in text, text
 
 
-def test_d1_a_missing_profiler_is_named_with_its_extra_before_anything_is_measured(monkeypatch, capsys):
+def test_missing_profiler_is_reported_with_its_extra_before_measuring(monkeypatch, capsys):
   monkeypatch.setattr("shutil.which", lambda name, path: None)
   code, text = ended(monkeypatch, capsys, "input_pipeline", "--gil", "--rounds=1")
   assert (code, text) == (2, "error: py-spy is not installed. Run: pip install -e '.[bench]'\n")
 
 
-def test_d1_a_program_is_found_beside_this_python_without_an_active_environment(monkeypatch):
+def test_program_is_found_next_to_python_without_an_active_environment(monkeypatch):
   monkeypatch.setenv("PATH", "/nowhere")
   assert children.find_program("pytest", "test").endswith("/pytest")
 
 
-def test_a_missing_module_is_named_with_its_extra():
+def test_missing_module_is_reported_with_its_extra():
   children.require("json", "torch")
   with pytest.raises(ConfigError, match=r"no_such_module is not installed\. Run: pip install -e '\.\[torch\]'"):
     children.require("no_such_module", "torch")
 
 
 @pytest.mark.parametrize("name", ["bucket_input", "input_pipeline", "prepare"])
-def test_benchmarks_that_write_with_tensorflow_name_the_command_that_installs_it(name, monkeypatch, capsys):
-  importlib.import_module("tensorflow_datasets")  # which imports TensorFlow later
+def test_benchmarks_that_need_tensorflow_name_its_install_command(name, monkeypatch, capsys):
+  importlib.import_module("tensorflow_datasets")  # it imports TensorFlow later
   monkeypatch.setitem(sys.modules, "tensorflow", None)
   code, text = ended(monkeypatch, capsys, name)
   assert (code, len(text.splitlines())) == (2, 1)
@@ -108,7 +108,7 @@ def test_benchmarks_that_write_with_tensorflow_name_the_command_that_installs_it
 
 
 @pytest.mark.heavy
-def test_a_child_that_fails_ends_the_benchmark_with_its_last_line():
+def test_failed_child_process_ends_the_benchmark_with_its_last_line():
   assert children.read_output([sys.executable, "-c", "print(1)"]) == "1\n"
   with pytest.raises(runtime.Stop, match=r"no such thing \(exit code 3\)") as stop:
     children.read_output(
@@ -118,7 +118,7 @@ def test_a_child_that_fails_ends_the_benchmark_with_its_last_line():
 
 
 @pytest.mark.long
-def test_d2_the_step_beside_pytorch_is_measured(tmp_path, monkeypatch, capsys):
+def test_digits_step_measures_the_ratio_to_pytorch(tmp_path, monkeypatch, capsys):
   file = tmp_path / "a.json"
   monkeypatch.setattr("sys.argv", ["digits_step", "--rounds=1", f"--json={file}"])
   importlib.import_module("benchmarks.digits_step").main()
@@ -130,7 +130,7 @@ def test_d2_the_step_beside_pytorch_is_measured(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.long
-def test_d2_the_gpu_benchmark_takes_a_step_of_ours():
+def test_gpu_benchmark_runs_a_step_of_vit_jax():
   import jax
   import numpy as np
 

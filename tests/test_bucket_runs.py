@@ -1,4 +1,4 @@
-"""Runs whose workdir is in a bucket, beside the same on a disk: the same bits, the same lines, the same refusals."""
+"""Tests that runs with a workdir in a bucket match runs on a disk in bits, log lines and errors."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from vit_jax.storage import files
 from vit_jax.training import loop, writer
 
 pytestmark = pytest.mark.heavy
-RATES = ("images_per_second", "images_per_second_per_chip", "data_wait", "mfu")  # which no two runs share
+RATES = ("images_per_second", "images_per_second_per_chip", "data_wait", "mfu")  # these differ between runs
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +30,20 @@ def parts():
 
 @pytest.fixture(scope="module")
 def whole(parts, tmp_path_factory):
-  """Its workdir on a disk, where nothing happens."""
+  """The workdir of the same run on a disk without faults."""
   workdir = tmp_path_factory.mktemp("whole")
   loop.train(parts, workdir)
   return workdir
 
 
 def lines(workdir):
-  """Of metrics, without rates."""
+  """Returns the metrics of a workdir without rates."""
   rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
   return [{key: value for key, value in row.items() if key not in RATES} for row in rows]
 
 
 @pytest.mark.long
-def test_an_interrupted_run_in_a_bucket_resumes_exactly(parts, whole, bucket_server, bucket):
+def test_interrupted_run_in_a_bucket_resumes_exactly(parts, whole, bucket_server, bucket):
   with bucket_server.troubled(latency=0.005, busy=0.03, resets=0.02):
     with pytest.raises(InterruptedError):
       loop.train(runs.dying(parts, 5), bucket)
@@ -61,7 +61,7 @@ def test_an_interrupted_run_in_a_bucket_resumes_exactly(parts, whole, bucket_ser
 
 
 @pytest.mark.long
-def test_what_a_later_step_left_in_a_bucket_is_dropped_as_on_a_disk(tmp_path, bucket):
+def test_lines_of_later_steps_are_removed_in_a_bucket_as_on_a_disk(tmp_path, bucket):
   text = '{"step": 1, "a": 1.0}\n{"step": 2, "a": 2.0}\n{"step": 3, "a": 3.0}\n{"step": 3, "b'
   for workdir in (tmp_path, bucket):
     (workdir / "metrics.jsonl").write_text(text)
@@ -74,7 +74,7 @@ def test_what_a_later_step_left_in_a_bucket_is_dropped_as_on_a_disk(tmp_path, bu
 
 
 @pytest.mark.long
-def test_lines_are_in_the_bucket_before_a_state_is_saved_that_they_lead_up_to(bucket):
+def test_flush_writes_metrics_to_the_bucket(bucket):
   log = writer.Writer(bucket, 0, active=True)
   log.write(1, {"a": 1.0})
   assert not (bucket / "metrics.jsonl").exists()
@@ -84,7 +84,7 @@ def test_lines_are_in_the_bucket_before_a_state_is_saved_that_they_lead_up_to(bu
 
 
 @pytest.mark.long
-def test_tensorboard_s_points_come_in_the_same_bytes(tmp_path, bucket):
+def test_tensorboard_events_in_a_bucket_are_readable(tmp_path, bucket):
   from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
   log = writer.Writer(bucket, 0, active=True)
@@ -104,7 +104,7 @@ def test_tensorboard_s_points_come_in_the_same_bytes(tmp_path, bucket):
 
 @pytest.fixture
 def saved(bucket):
-  """(bucket, states by step): three checkpoints."""
+  """Saves three checkpoints, and returns the bucket and the states by step."""
   g = grid(1)
   states = {step: large(step, g) for step in (1, 2, 3)}
   store = checkpoints.Checkpoints(bucket, sharding.make_replicated_sharding(g), keep=3)
@@ -123,7 +123,7 @@ def restored(workdir, state, **options):
 
 
 @pytest.mark.long
-def test_a_damaged_checkpoint_in_a_bucket_is_replaced_by_the_previous_one(saved):
+def test_damaged_checkpoint_in_a_bucket_falls_back_to_the_previous_one(saved):
   workdir, states = saved
   folder = workdir / "checkpoints/3"
   (folder / "about/metadata").write_bytes(b"")
@@ -137,7 +137,7 @@ def test_a_damaged_checkpoint_in_a_bucket_is_replaced_by_the_previous_one(saved)
 
 
 @pytest.mark.long
-def test_a_save_that_was_killed_is_no_checkpoint(saved):
+def test_save_without_a_commit_marker_is_ignored(saved):
   workdir, states = saved
   (workdir / "checkpoints/3/commit_success.txt").unlink()
   assert checkpoints.read_description(workdir) == {"step": 2}
@@ -148,11 +148,11 @@ def test_a_save_that_was_killed_is_no_checkpoint(saved):
     path: jax.device_get(array).tobytes() for path, array in states[2].params.items()
   }
   assert restored(workdir, states[2])[1] == {"step": 2}
-  assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2"]  # its rest is removed
+  assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2"]  # the third is removed
 
 
 @pytest.mark.long
-def test_what_killed_saves_left_is_gone_before_anybody_lists_it(bucket, bucket_server):
+def test_remains_of_killed_saves_are_removed_before_steps_are_listed(bucket, bucket_server):
   for name in ("4/state/d/1", "4/about/metadata", "8/state/manifest.ocdbt"):
     (bucket / "checkpoints" / name).write_text("half")
   with bucket_server.troubled(latency=0.05):
@@ -163,7 +163,7 @@ def test_what_killed_saves_left_is_gone_before_anybody_lists_it(bucket, bucket_s
 
 
 @pytest.mark.long
-def test_a_bucket_that_refuses_to_be_read_damages_no_checkpoint(saved, bucket_server):
+def test_forbidden_reads_from_a_bucket_damage_no_checkpoint(saved, bucket_server):
   workdir, states = saved
   store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3)
   with bucket_server.troubled(refused=True), pytest.raises(PermissionError):
@@ -171,11 +171,11 @@ def test_a_bucket_that_refuses_to_be_read_damages_no_checkpoint(saved, bucket_se
   store.close()
   with bucket_server.troubled(refused=True), pytest.raises(PermissionError) as error:
     checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), read_only=True)
-  assert "could not be saved" not in str(error.value)  # of a folder that is only read
+  assert "could not be saved" not in str(error.value)  # the folder is only read
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2", "3"]
 
 
-def test_a_save_that_the_bucket_refuses_names_the_last_whole_one(saved, bucket_server):
+def test_forbidden_save_to_a_bucket_keeps_the_last_checkpoint(saved, bucket_server):
   workdir, states = saved
   store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3)
   with bucket_server.troubled(refused=True), pytest.raises(PermissionError, match="could not be saved") as error:
@@ -189,7 +189,7 @@ def test_a_save_that_the_bucket_refuses_names_the_last_whole_one(saved, bucket_s
 
 @pytest.mark.long
 @pytest.mark.parametrize("gone", ["state/manifest.ocdbt", "about/metadata"])
-def test_a1_an_unreadable_save_in_a_bucket_removes_no_checkpoint(saved, monkeypatch, gone):
+def test_unreadable_save_in_a_bucket_removes_no_checkpoint(saved, monkeypatch, gone):
   workdir, states = saved
   check = store_module.check_readable
   monkeypatch.setattr(store_module, "check_readable", lambda folder: ((folder / gone).unlink(), check(folder)))
@@ -202,7 +202,7 @@ def test_a1_an_unreadable_save_in_a_bucket_removes_no_checkpoint(saved, monkeypa
   assert same(restored(workdir, states[3])[0], states[3])
 
 
-def test_a1_a_bucket_name_unfit_for_checkpoints_is_refused_at_the_start(bucket):
+def test_bucket_path_unsuitable_for_checkpoints_is_an_early_error(bucket):
   with pytest.raises(ConfigError, match="cannot be saved under a name with '\\['"):
     checkpoints.Checkpoints(bucket / "a[1", sharding.make_replicated_sharding(grid(1)))
   assert not bucket.exists()

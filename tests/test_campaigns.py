@@ -1,4 +1,4 @@
-"""Campaigns run the cases that their words choose, refuse words that choose none, and pass with few cases."""
+"""Tests that campaigns run the selected cases, reject words without a case, and pass with few cases."""
 
 import argparse
 import subprocess
@@ -15,7 +15,7 @@ def choose(*words):
   return choice.choose(argparse.ArgumentParser("campaign"), NAMES, words)
 
 
-def test_words_choose_the_names_that_contain_them():
+def test_words_select_the_cases_that_contain_them():
   assert choose() == NAMES
   assert choose("jpeg") == ["jpeg cut"]
   assert choose("text", "cut") == NAMES
@@ -23,7 +23,7 @@ def test_words_choose_the_names_that_contain_them():
 
 
 @pytest.mark.parametrize("words", [("truncated",), ("png", "truncated")])
-def test_d9_a_word_that_is_in_no_name_ends_with_2_and_all_names(words, capsys):
+def test_unknown_word_exits_with_2_and_lists_all_cases(words, capsys):
   with pytest.raises(SystemExit) as caught:
     choose(*words)
   assert caught.value.code == 2
@@ -32,7 +32,7 @@ def test_d9_a_word_that_is_in_no_name_ends_with_2_and_all_names(words, capsys):
   assert all(f"\n  {name}" in text for name in NAMES)
 
 
-# Campaigns set variables of the environment when they are imported, and so need a process of their own.
+# Campaigns set environment variables when they are imported, so they need their own process.
 EACH = """
 import importlib, sys
 sys.argv = ["campaign", "no such case"]
@@ -45,13 +45,13 @@ for name in ("buckets", "disk", "files", "images", "processes"):
 
 
 @pytest.mark.long
-def test_d9_each_campaign_that_takes_words_refuses_those_without_a_case():
+def test_every_campaign_rejects_words_without_a_case():
   done = subprocess.run([sys.executable, "-c", EACH], capture_output=True, text=True, check=True)
   assert done.stdout.split("\n")[:-1] == [f"{name} 2" for name in ("buckets", "disk", "files", "images", "processes")]
   assert done.stderr.count("no case contains 'no such case'") == 5
 
 
-# Campaign -> the words of a short one, of a minute or less on an idle core.
+# Campaign -> words that select a short run of at most a minute on an idle core.
 SHORT = {
   "kills": ("1",),
   "processes": ("sigkill_of_process_0",),
@@ -67,7 +67,7 @@ SHORT = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SHORT)
-def test_a_short_campaign_passes(name):
+def test_short_campaign_passes(name):
   words = [sys.executable, "-m", f"tests.campaigns.{name}", *SHORT[name]]
   done = subprocess.run(words, capture_output=True, text=True, timeout=600)
   assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]

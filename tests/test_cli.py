@@ -1,4 +1,4 @@
-"""What every verb does with its flags, its mistakes, and its figures."""
+"""Tests of flags, errors and figures that all verbs have in common."""
 
 import argparse
 import importlib
@@ -24,7 +24,7 @@ def parser():
   return parser
 
 
-def test_flags_and_changes_of_the_config_come_together(parser):
+def test_flags_and_config_overrides_are_parsed_together(parser):
   arguments = parser.parse(["--config=a.py", "--config.optim.lr=1", "--workdir", "runs/x", "--config.data.path", "--a"])
   assert (arguments.config, str(arguments.workdir), arguments.profile) == ("a.py", "runs/x", 0)
   assert arguments.overrides == {"optim.lr": "1", "data.path": "--a"}
@@ -58,19 +58,19 @@ def test_flags_and_changes_of_the_config_come_together(parser):
     (["--config=a", "--config.seed"], "--config.seed: no value"),
   ],
 )
-def test_a_mistake_in_the_flags_is_one_line(parser, words, says):
+def test_invalid_flags_are_an_error_of_one_line(parser, words, says):
   with pytest.raises(ConfigError, match=re.escape(says)) as caught:
     parser.parse(words)
   assert "\n" not in str(caught.value)
 
 
-def test_a_verb_without_a_config_takes_no_changes_of_one():
+def test_verb_without_a_config_rejects_config_overrides():
   with pytest.raises(ConfigError, match=r"unknown flag '--config\.seed'"):
     cli.Parser("convert", "Converts.").parse(["--config.seed=1"])
 
 
 def refused(verb, *words):
-  """Returns the message with which a verb refuses words of the command line."""
+  """Returns the error message of a verb for a command line."""
   with pytest.raises(ConfigError) as caught:
     importlib.import_module(f"vit_jax.{verb}").main(words)
   return str(caught.value)
@@ -93,7 +93,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("verb", "words"), FORMS)
-def test_a_suggested_flag_is_accepted_by_the_form_of_the_command(verb, words, tmp_path, monkeypatch):
+def test_suggested_flags_are_accepted_by_the_same_command(verb, words, tmp_path, monkeypatch):
   monkeypatch.chdir(ROOT)
   words = words.format(tmp_path).split()
   suggested = set()
@@ -115,7 +115,7 @@ def test_a_suggested_flag_is_accepted_by_the_form_of_the_command(verb, words, tm
   assert suggested or "--check" in words[0]
 
 
-def test_a_workdir_is_not_answered_with_a_flag_that_it_refuses():
+def test_suggestions_for_a_workdir_exclude_flags_that_it_rejects():
   said = refused("evaluate", "--workdir=runs/a", "--batch-size=32")
   assert said == (
     "unknown flag '--batch-size'. Allowed: --help, --import, --workdir, --image-size, --split, --write-predictions, "
@@ -130,14 +130,14 @@ def test_a_workdir_is_not_answered_with_a_flag_that_it_refuses():
   )
 
 
-def test_a_name_of_another_framework_is_answered_with_the_verbs_own_flag():
+def test_flag_of_another_framework_suggests_the_flag_of_the_verb():
   assert "Did you mean --batch=32? Allowed:" in refused("predict", "--weights=a.npz", "--batch-size=32")
   assert "Did you mean --image-size=96? Allowed:" in refused("predict", "--weights=a.npz", "--img_size", "96")
   assert "Did you mean --data_dir=/x? Allowed:" in refused("prepare", "digits", "--data-dir=/x")
   assert "Did you mean" not in refused("predict", "--weights=a.npz", "--lr=1")
 
 
-def test_a_number_of_a_flag_is_what_the_schema_takes(parser):
+def test_numeric_flags_are_checked_by_the_schema(parser):
   parser.add_argument("--share", type=cli.make_number_parser(Fraction))
   words = ["--config=a", "--workdir=b"]
   assert parser.parse([*words, "--share=0.25"]).share == 0.25
@@ -147,7 +147,7 @@ def test_a_number_of_a_flag_is_what_the_schema_takes(parser):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_says_what_it_does(verb, capsys):
+def test_help_of_every_verb_describes_it(verb, capsys):
   module = importlib.import_module(f"vit_jax.{verb}")
   with pytest.raises(SystemExit) as ended:
     module.main(["--help"])
@@ -174,7 +174,7 @@ def raising(error):
     (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 3 GiB"), 2, "out of device memory"),
   ],
 )
-def test_exit_codes(error, code, says, capsys):
+def test_exit_codes_and_messages_of_errors(error, code, says, capsys):
   with pytest.raises(SystemExit) as ended:
     cli.run_verb(raising(error))
   assert ended.value.code == code
@@ -188,7 +188,7 @@ def test_exit_codes(error, code, says, capsys):
     (RuntimeError("can't start new thread"), "error: no further thread can be started. Raise the limit of processes"),
   ],
 )
-def test_g_without_memory_or_threads_a_program_ends_at_once(error, says, monkeypatch, capsys):
+def test_program_exits_at_once_without_memory_or_threads(error, says, monkeypatch, capsys):
   def leave(code):
     raise SystemExit(f"at once with {code}")
 
@@ -199,12 +199,12 @@ def test_g_without_memory_or_threads_a_program_ends_at_once(error, says, monkeyp
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), jax.errors.JaxRuntimeError("INTERNAL")])
-def test_a_bug_keeps_its_traceback(error):
+def test_unexpected_error_keeps_its_traceback(error):
   with pytest.raises(type(error)):
     cli.run_verb(raising(error))
 
 
-def test_a_table_has_shares_losses_and_counts_and_intervals(capsys):
+def test_table_shows_shares_losses_counts_and_intervals(capsys):
   cli.format_figures(
     {"top1": 0.5, "loss": 1.23456, "images": 1437, "train_seconds": 3.0, "seed": 0}, {"top1": (0.4, 0.6)}
   )
@@ -216,12 +216,12 @@ def test_a_table_has_shares_losses_and_counts_and_intervals(capsys):
   ]
 
 
-def test_a_workdir_that_is_no_unicode_is_refused():
+def test_workdir_name_that_is_not_unicode_is_an_error():
   with pytest.raises(argparse.ArgumentTypeError, match=r"'runs/caf\\udce9' is not valid Unicode"):
     cli.parse_directory("runs/caf\udce9")
 
 
-# A config of another command, or a flag of another program, is answered with what to use.
+# Errors for a config of another command and a flag of another program name the right one.
 
 TRAIN = ["--workdir=/nowhere/run"]
 OF_ANOTHER_COMMAND = {
@@ -238,7 +238,7 @@ OF_ANOTHER_COMMAND = {
 
 
 @pytest.mark.parametrize("case", OF_ANOTHER_COMMAND)
-def test_d8_a_config_of_another_command_names_that_command(case, monkeypatch):
+def test_config_of_another_command_is_an_error_that_names_the_command(case, monkeypatch):
   verb, words, says = OF_ANOTHER_COMMAND[case]
   monkeypatch.chdir(ROOT)
   with pytest.raises(ConfigError, match=rf"^--config: .*{says}"):
@@ -256,7 +256,7 @@ def test_d8_a_config_of_another_command_names_that_command(case, monkeypatch):
     ("--work-dri=x", "--workdir=x"),
   ],
 )
-def test_f2_an_unknown_flag_is_answered_with_what_was_meant(flag, meant):
+def test_unknown_flag_suggests_the_intended_flag(flag, meant):
   name = flag.partition("=")[0]
   with pytest.raises(ConfigError, match=rf"^unknown flag '{name}'\. Did you mean {re.escape(meant)}\?"):
     importlib.import_module("vit_jax.train").main(["--config=a", *TRAIN, flag])

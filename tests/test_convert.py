@@ -1,4 +1,4 @@
-"""The convert verb: ways between codes, what inspection says, refusals; and weights in training and evaluation."""
+"""Tests of the convert verb (conversions, inspection, errors) and of imported weights in training and evaluation."""
 
 import json
 import re
@@ -21,7 +21,7 @@ VIT = Description(Choice("ViT-S/8", SMALL), 32, 3)
 
 
 def written(path, name="vit_jax", description=VIT, seed=0):
-  """A file of random weights, and these by our paths."""
+  """Writes a file of random weights, and returns the arrays by path."""
   rng = np.random.default_rng(seed)
   arrays = {p: rng.standard_normal(shape).astype(np.float32) for p, shape in layout.compute_shapes(description).items()}
   containers.write(path, importers.export_tensors(arrays, description, name), description.to_json())
@@ -29,7 +29,7 @@ def written(path, name="vit_jax", description=VIT, seed=0):
 
 
 @pytest.mark.heavy
-def test_a_way_through_every_layout_and_a_checkpoint_changes_no_bit(tmp_path):
+def test_conversion_through_every_layout_changes_no_bit(tmp_path):
   source = tmp_path / "0.npz"
   written(source)
   (tmp_path / "hub").mkdir()
@@ -44,7 +44,7 @@ def test_a_way_through_every_layout_and_a_checkpoint_changes_no_bit(tmp_path):
   for target, name in way:
     convert.convert(last, tmp_path / target, name, {"heads": 2})
     last = tmp_path / target
-  # big_vision's class token has no place of its own: token and place are added there.
+  # big_vision's class token has no position row. Its position is added to the token.
   first, end = np.load(source), np.load(last)
   assert sorted(first) == sorted(end)
   table, token = "Transformer/posembed_input/pos_embedding", "cls"
@@ -54,7 +54,7 @@ def test_a_way_through_every_layout_and_a_checkpoint_changes_no_bit(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["timm", "hf", "vit_jax"])
-def test_there_and_back_is_the_same_file(tmp_path, name):
+def test_round_trip_through_a_layout_gives_the_same_file(tmp_path, name):
   source = tmp_path / "a.npz"
   written(source)
   convert.convert(source, tmp_path / "b.safetensors", name, {})
@@ -62,13 +62,13 @@ def test_there_and_back_is_the_same_file(tmp_path, name):
   first, end = np.load(source), np.load(tmp_path / "c.npz")
   assert sorted(first) == sorted(end)
   assert all(np.array_equal(first[key], end[key]) for key in first)
-  # The header of .safetensors keeps what tensors do not say.
+  # The header of .safetensors stores the facts that tensors do not show.
   described = importers.load(tmp_path / "b.safetensors")[0]
   assert layout.compute_shapes(described) == layout.compute_shapes(VIT)
   assert described.arguments()["gelu"] == "tanh"
 
 
-def test_a_notice_where_the_other_code_computes_a_little_differently(tmp_path):
+def test_facts_that_a_layout_does_not_store_are_noted(tmp_path):
   written(tmp_path / "a.npz")
   said = convert.convert(tmp_path / "a.npz", tmp_path / "b.safetensors", "timm", {})
   assert "note: gelu=tanh cannot be derived from the tensors. Readers of the tensors alone will use erf" in said
@@ -78,7 +78,7 @@ def test_a_notice_where_the_other_code_computes_a_little_differently(tmp_path):
   )
 
 
-def test_padding_of_an_efficientnet_is_in_its_name_only(tmp_path):
+def test_padding_of_an_efficientnet_is_stored_only_in_its_name(tmp_path):
   described = Description(Choice("tf_efficientnet_b0"), 224, 1000)
   written(tmp_path / "a.safetensors", "timm", described)
   said = convert.convert(tmp_path / "a.safetensors", tmp_path / "weights.npz", None, {})
@@ -89,7 +89,7 @@ def test_padding_of_an_efficientnet_is_in_its_name_only(tmp_path):
   assert "cannot be derived from the tensors" not in named
 
 
-def test_hugging_face_gets_the_config_that_its_library_reads(tmp_path):
+def test_hf_export_writes_the_config_of_its_library(tmp_path):
   written(tmp_path / "a.npz")
   (tmp_path / "out").mkdir()
   convert.convert(tmp_path / "a.npz", tmp_path / "out/model.safetensors", "hf", {})
@@ -103,7 +103,7 @@ def test_hugging_face_gets_the_config_that_its_library_reads(tmp_path):
 
 @pytest.mark.parametrize("arguments", [{"gelu": "erf"}, {"position": "sincos2d", "pool": "gap"}])
 @pytest.mark.parametrize("size", [32, (24, 40)])
-def test_what_convert_writes_it_reads_by_its_own_header(tmp_path, arguments, size):
+def test_converted_files_are_read_by_their_header(tmp_path, arguments, size):
   described = Description(Choice("ViT-S/8", SMALL | arguments), size, 3)
   arrays = written(tmp_path / "a.safetensors", "timm", described)
   description, back = importers.load(tmp_path / "a.safetensors")
@@ -111,7 +111,7 @@ def test_what_convert_writes_it_reads_by_its_own_header(tmp_path, arguments, siz
   assert all(np.array_equal(back[path], arrays[path]) for path in arrays)
 
 
-def test_inspection_says_what_a_user_needs(tmp_path):
+def test_inspection_lists_layout_sizes_and_parameters(tmp_path):
   written(tmp_path / "a.npz")
   said = convert.inspect(tmp_path / "a.npz", {})
   rows = dict(line.split(maxsplit=1) for line in said.splitlines())
@@ -123,7 +123,7 @@ def test_inspection_says_what_a_user_needs(tmp_path):
   assert int(rows["parameters"].replace(",", "")) == sum(np.prod(s) for s in layout.compute_shapes(VIT).values())
 
 
-def test_e6_an_inspection_has_the_flops_of_a_forward_pass_and_the_rule_for_positions(tmp_path):
+def test_inspection_lists_forward_flops_and_the_resampling_rule(tmp_path):
   written(tmp_path / "a.npz")
   rows = dict(line.split(maxsplit=1) for line in convert.inspect(tmp_path / "a.npz", {}).splitlines())
   assert rows["arithmetic"].endswith(" GFLOP per image (forward pass)")
@@ -135,7 +135,7 @@ def test_e6_an_inspection_has_the_flops_of_a_forward_pass_and_the_rule_for_posit
     convert.check_hints(VIT, {"resampling": "bicubic"})
 
 
-def test_the_flags_of_an_inspection_make_the_model(tmp_path):
+def test_flags_of_an_inspection_build_the_same_model(tmp_path):
   described = Description(Choice("R26+S/32", SMALL | {"stages": (1, 2), "pre_logits": 6}), 64, 3)
   written(tmp_path / "a.npz", "vit_jax", described)
   lines = dict(line.split(maxsplit=1) for line in convert.inspect(tmp_path / "a.npz", {}).splitlines())
@@ -177,7 +177,7 @@ def test_the_flags_of_an_inspection_make_the_model(tmp_path):
     (["--inspect", "{}/run"], "has no checkpoint that can be read"),
   ],
 )
-def test_a_mistake_is_an_error_and_writes_nothing(tmp_path, given, says):
+def test_invalid_command_is_an_error_and_writes_no_file(tmp_path, given, says):
   written(tmp_path / "a.npz")
   (tmp_path / "run/checkpoints").mkdir(parents=True)
   before = sorted(tmp_path.rglob("*"))
@@ -186,12 +186,12 @@ def test_a_mistake_is_an_error_and_writes_nothing(tmp_path, given, says):
   assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_size_is_one_number_or_two():
+def test_image_size_that_is_not_a_number_is_an_error():
   with pytest.raises(ConfigError, match=r"--image-size: 'a' .*224,160 for height and width"):
     convert.main(["--inspect", "x.npz", "--image-size=a"])
 
 
-def test_a_table_that_is_no_square_asks_for_the_image_size(tmp_path):
+def test_table_that_is_not_a_square_needs_the_image_size(tmp_path):
   wide = Description(Choice("ViT-S/8", SMALL), (16, 40), 3)
   written(tmp_path / "a.npz", description=wide)
   with pytest.raises(ConfigError, match=r"10 patches, which do not form a square. Give the image size"):
@@ -199,7 +199,7 @@ def test_a_table_that_is_no_square_asks_for_the_image_size(tmp_path):
   assert importers.inspect(tmp_path / "a.npz", {"image_size": (16, 40)}).description.image_size == (16, 40)
 
 
-# Weights in a run.
+# Initial weights of a run.
 
 RUN = {"model.depth": "2", "model.width": "64", "model.heads": "1", "model.hidden": "64", "total": "2"}
 CCT = Description(
@@ -209,7 +209,7 @@ CCT = Description(
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-  """A file of weights that fits the digits run, and the arrays in it."""
+  """A file of weights that fits the digits run, and its arrays."""
   path = tmp_path_factory.mktemp("start") / "weights.safetensors"
   return path, written(path, "compact", CCT)
 
@@ -234,7 +234,7 @@ def test_training_starts_from_a_file_on_any_mesh(start, scan):
 
 
 @pytest.mark.heavy
-def test_a_new_head_starts_at_zero_and_the_rest_is_the_files(start):
+def test_new_head_starts_at_zero_and_the_rest_comes_from_the_file(start):
   path, arrays = start
   keys = {key.replace(".", "__"): value for key, value in RUN.items()}
   parts = runs.parts(init__from=str(path), init__head="new", **keys)
@@ -245,7 +245,7 @@ def test_a_new_head_starts_at_zero_and_the_rest_is_the_files(start):
 
 
 @pytest.mark.long
-def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
+def test_run_starts_from_a_workdir_and_from_its_average(tmp_path):
   loop.train(runs.parts(1, optim__ema=0.5), tmp_path / "a")
   arrays, about = checkpoints.read_weights(tmp_path / "a")
   averaged, _ = checkpoints.read_weights(tmp_path / "a", averaged=True)
@@ -258,13 +258,13 @@ def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
   said = convert.inspect(tmp_path / "a", {})
   assert "checkpoint of vit_jax" in said and "--config.model.depth=1" in said and "dtype" not in said
 
-  # Measured from outside, the weights give the figures of the run.
+  # An evaluation of the weights gives the figures of the run.
   flags = [word for word in runs.words(tmp_path) if word.startswith("--config")]
   out = runs.finish(runs.command("evaluate", f"--weights={tmp_path / 'a'}", *flags))
   result = json.loads((tmp_path / "a/result.json").read_text())
   assert f"{result['top1']:.2%}" in out and f"{result['loss']:.4f}" in out
 
-  # And through another code's file.
+  # An evaluation after a conversion to another layout gives the same loss.
   runs.finish(runs.command("convert", str(tmp_path / "a"), str(tmp_path / "b.npz")))
   assert f"{result['loss']:.4f}" in runs.finish(runs.command("evaluate", f"--weights={tmp_path / 'b.npz'}", *flags))
   with pytest.raises(ConfigError, match=r"does not contain ema. Train with config.optim.ema"):
@@ -283,7 +283,7 @@ def test_a_run_starts_from_another_runs_workdir_and_its_average(tmp_path):
     (["--config.init.from={}", "--config.init.ema=true"], "the file has no averaged weights"),
   ],
 )
-def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, start, flags, says, monkeypatch):
+def test_weights_that_do_not_fit_are_an_error_before_writing(tmp_path, start, flags, says, monkeypatch):
   prepare_dataset("digits")
   monkeypatch.chdir(runs.ROOT)
   words = [*runs.words(tmp_path / "w", **{k.replace(".", "__"): v for k, v in RUN.items()})]
@@ -293,8 +293,8 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path
   assert not (tmp_path / "w").exists()
 
 
-def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width(tmp_path):
-  arrays = written(tmp_path / "a.safetensors", "timm")  # 2 heads, where 1 would be guessed
+def test_heads_of_the_model_are_used_only_for_files_of_its_width(tmp_path):
+  arrays = written(tmp_path / "a.safetensors", "timm")  # 2 heads; the default for this width is 1
   containers.write(tmp_path / "bare.npz", importers.export_tensors(arrays, VIT, "timm"), {})
   fitted, _ = importers.load_fitted(str(tmp_path / "bare.npz"), VIT)
   assert all(np.array_equal(fitted[path], arrays[path]) for path in arrays)
@@ -314,7 +314,7 @@ def test_heads_of_the_wanted_model_are_those_of_the_file_only_for_the_same_width
     (["--workdir=x", "--config.batch=3"], "--config.batch: --workdir uses the config of its run"),
   ],
 )
-def test_evaluate_says_what_it_needs(flags, says, monkeypatch):
+def test_evaluate_without_required_flags_is_an_error(flags, says, monkeypatch):
   prepare_dataset("digits")
   monkeypatch.chdir(runs.ROOT)
   with pytest.raises(ConfigError, match=re.escape(says)):

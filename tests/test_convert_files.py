@@ -1,4 +1,4 @@
-"""What `convert` leaves: with two at once, after a kill, on a full disk, where a link leads nowhere."""
+"""Tests of the files of `convert`: two conversions at once, a kill, a full disk and broken links."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from vit_jax.schema import ConfigError
 
 
 @pytest.mark.long
-def test_of_two_conversions_into_one_file_the_second_to_end_is_refused(tmp_path):
+def test_second_of_two_conversions_into_one_file_fails(tmp_path):
   written(tmp_path / "a.npz")
   written(tmp_path / "b.npz", description=VIT.replace(classes=5), seed=1)
   (tmp_path / "out").mkdir()
@@ -33,7 +33,7 @@ def test_of_two_conversions_into_one_file_the_second_to_end_is_refused(tmp_path)
   assert len(labels) == importers.load(tmp_path / "out/other.safetensors")[0].classes == (3, 5)[codes.index(0)]
 
 
-# Converts; when all is written, waits until another process has written all as well.
+# Converts, and waits after its writes until another process has also written everything.
 _MEETING = """
 import contextlib, pathlib, sys, time
 from vit_jax import cli, convert
@@ -57,7 +57,7 @@ cli.run_verb(convert.main)
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("target", ["out/model.safetensors", "out/model.npz", "out/workdir"])
-def test_a_conversion_that_was_killed_at_the_end_is_completed_by_the_same_command(tmp_path, target):
+def test_killed_conversion_is_completed_by_the_same_command(tmp_path, target):
   written(tmp_path / "a.npz")
   (tmp_path / "out").mkdir()
   killed = subprocess.run(
@@ -72,7 +72,7 @@ def test_a_conversion_that_was_killed_at_the_end_is_completed_by_the_same_comman
     convert.convert(tmp_path / "a.npz", tmp_path / target, None, {})
 
 
-# Converts, and is killed where a file, or a folder of a checkpoint, is to take its name.
+# Converts, and is killed before a file or a checkpoint folder gets its final name.
 _KILLED = """
 import os, pathlib, signal, sys
 from vit_jax import convert
@@ -90,7 +90,7 @@ convert.convert(source, target, None, {})
 """
 
 
-def test_a_failed_write_of_a_document_leaves_no_file(tmp_path):
+def test_failed_write_of_a_json_file_leaves_no_file(tmp_path):
   written(tmp_path / "a.npz")
   (tmp_path / "out").mkdir()
   target = tmp_path / "out/model.safetensors"
@@ -105,7 +105,7 @@ def test_a_failed_write_of_a_document_leaves_no_file(tmp_path):
 
 @pytest.mark.parametrize("leads", ["nowhere", "link", "link.npz", "link.safetensors"])
 @pytest.mark.parametrize("name", ["link", "link.npz", "link.safetensors"])
-def test_a_link_that_leads_nowhere_is_there_already(tmp_path, name, leads):
+def test_broken_link_at_the_target_counts_as_existing(tmp_path, name, leads):
   written(tmp_path / "a.npz")
   (tmp_path / name).symlink_to(tmp_path / leads)
   with pytest.raises(ConfigError, match=f"{name} already exists"):
@@ -115,7 +115,7 @@ def test_a_link_that_leads_nowhere_is_there_already(tmp_path, name, leads):
 
 @pytest.mark.parametrize(("there", "target", "other"), [("x.npz", "x.stablehlo", "x_stablehlo.stablehlo"),
                                                         ("x.stablehlo", "x.npz", "x_npz.npz")])  # fmt: skip
-def test_a_json_file_of_two_files_with_one_stem_is_refused_unless_it_is_the_same(tmp_path, there, target, other):
+def test_json_file_shared_by_two_outputs_is_an_error_if_it_differs(tmp_path, there, target, other):
   (tmp_path / there).write_bytes(b"weights")
   (tmp_path / "x.json").write_text('{"of": "the first"}\n')
   with pytest.raises(ConfigError) as error:

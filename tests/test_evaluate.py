@@ -1,4 +1,4 @@
-"""The evaluate verb: what it refuses, and files from which its figures are found again; test_train has training's."""
+"""Tests of the evaluate verb: errors, and figures recomputed from its files. See test_train for those of training."""
 
 import contextlib
 import csv
@@ -28,19 +28,19 @@ pytestmark = pytest.mark.heavy
   ("flags", "says"),
   [(["--workdir={}"], "contains no run"), (["--workdir={}", "--spilt=test"], "Did you mean --split=test?")],
 )
-def test_a_mistake_is_one_line_and_exits_with_2(tmp_path, flags, says):
+def test_error_is_one_line_and_exits_with_2(tmp_path, flags, says):
   message = runs.finish(runs.command("evaluate", *(flag.format(tmp_path) for flag in flags)), 2)
   assert says in message
   assert "Traceback" not in message
 
 
-def test_a_run_without_checkpoint_is_refused(tmp_path):
+def test_run_without_a_checkpoint_is_an_error(tmp_path):
   prepare_dataset("digits")
   (tmp_path / "config.json").write_text(config.dumps(runs.run()))
   assert "no checkpoint yet" in runs.finish(runs.command("evaluate", f"--workdir={tmp_path}"), 2)
 
 
-def test_a_split_that_is_not_there_is_refused(tmp_path):
+def test_unknown_split_is_an_error(tmp_path):
   prepare_dataset("digits")
   (tmp_path / "config.json").write_text(config.dumps(runs.run()))
   message = runs.finish(runs.command("evaluate", f"--workdir={tmp_path}", "--split=tset"), 2)
@@ -48,7 +48,7 @@ def test_a_split_that_is_not_there_is_refused(tmp_path):
   assert json.loads((tmp_path / "config.json").read_text())
 
 
-def test_another_split_is_measured_once_and_alone():
+def test_explicit_split_is_evaluated_once_and_alone():
   val, test = (BoundEval("accuracy", {"split": split, "batch": 8}) for split in ("val", "test"))
   shots = BoundEval("fewshot", {"train": "train"})
   assert evaluate.select_evaluations({"shots": shots, "val": val, "test": test}, "train", False) == {
@@ -60,14 +60,14 @@ def test_another_split_is_measured_once_and_alone():
   }
 
 
-def test_a_run_without_classes_is_measured_by_what_it_has_on_another_split_too():
+def test_run_without_classes_uses_its_own_evaluation_on_another_split():
   masked, shots = BoundEval("masked", {"split": "test", "batch": None}), BoundEval("fewshot", {"train": "train"})
   assert evaluate.select_evaluations({"shots": shots, "test": masked}, "train", False) == {
     "test": BoundEval("masked", {"split": "train", "batch": None})
   }
 
 
-def test_a_run_without_classes_has_no_predictions_to_write(tmp_path):
+def test_predictions_of_a_run_without_classes_are_an_error(tmp_path):
   (tmp_path / "config.json").write_text(config.dumps(runs.run("configs/vit_mpp.py:digits", {})))
   with pytest.raises(
     ConfigError, match=r"does not predict classes. Its evaluations are fewshot, masked.*--features writes features"
@@ -77,7 +77,7 @@ def test_a_run_without_classes_has_no_predictions_to_write(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """A short run that is evaluated on two splits, with an average of its weights."""
+  """A short run with averaged weights that is evaluated on two splits."""
   workdir = tmp_path_factory.mktemp("run") / "run"
   changes = {"evals.val.name": "accuracy", "evals.val.split": "test[:100]", "optim.ema": "0.5", "total": "4"}
   loop.train(runs.parts(1, **{key.replace(".", "__"): text for key, text in changes.items()}), workdir)
@@ -85,7 +85,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_every_printed_figure_can_be_found_again_from_the_predictions(trained, tmp_path):
+def test_printed_figures_match_the_written_predictions(trained, tmp_path):
   report, file = tmp_path / "report", tmp_path / "p.csv"
   words = [f"--workdir={trained}", f"--write-predictions={file}", "--logits", f"--report={report}"]
   said = runs.finish(runs.command("evaluate", *words, devices=2))
@@ -124,7 +124,7 @@ def test_every_printed_figure_can_be_found_again_from_the_predictions(trained, t
     (["--logits"], "--logits: no output file."),
   ],
 )
-def test_files_that_cannot_be_written_are_refused_before_the_work(words, says):
+def test_unwritable_output_files_are_an_early_error(words, says):
   with pytest.raises(ConfigError, match=re.escape(says)):
     evaluate.main(["--workdir=runs/none", *words])
 
@@ -132,21 +132,21 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(words, says):
 @pytest.mark.parametrize(
   "text", ['{"model": 3}', '{"model": {"name": [3]}, "optim": {"decay": []}}', '{"evals": 3, "x": {}}']
 )
-def test_a_workdir_whose_config_is_none_is_named(tmp_path, text):
+def test_workdir_with_an_invalid_config_is_an_error(tmp_path, text):
   (tmp_path / "config.json").write_text(text)
   with pytest.raises(ConfigError, match=r"config\.json is not the config of a run: config\."):
     evaluate.main([f"--workdir={tmp_path}"])
 
 
 @pytest.mark.long
-def test_weights_are_measured_with_a_recipe_that_asks_for_weights(trained):
+def test_weights_are_evaluated_with_a_recipe_that_requires_weights(trained):
   words = ["--config=configs/finetune.py:digits", f"--weights={trained}", "--split=test[:64]"]
   changes = ["--config.model.depth=1", "--config.model.width=16", "--config.model.heads=1", "--config.model.hidden=16"]
   said = runs.finish(runs.command("evaluate", *words, *changes, "--config.data.image_size=32"))
   assert "images                          64" in said
 
 
-def test_g_weights_with_reordered_classes_are_matched_by_name(tmp_path):
+def test_weights_with_reordered_classes_are_matched_by_name(tmp_path):
   prepare_dataset("digits")
   names = [str(i) for i in reversed(range(10))]
   path = small_weights.file(tmp_path, small_weights.described(10, gelu="erf"), label_names=names)
@@ -165,7 +165,7 @@ def test_g_weights_with_reordered_classes_are_matched_by_name(tmp_path):
     evaluate.import_weights(parts, False)
 
 
-def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_path, caplog):
+def test_normalisation_that_differs_from_the_weights_is_a_warning(tmp_path, caplog):
   run = build.complete(config.resolve(flags.load_config("configs/digits.py", {"data.path": str(tmp_path)})))
   said = {"mean": list(run.data.args["mean"]), "std": [0.1, 0.2, 0.3]}
   evaluate.warn_of_normalisation(str(small_weights.file(tmp_path, pretrained_cfg=said)), run)
@@ -180,7 +180,7 @@ def test_a_config_that_normalises_otherwise_than_published_weights_is_named(tmp_
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [16, 48])
-def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_positions(trained, tmp_path, size):
+def test_run_at_another_size_resamples_its_positions(trained, tmp_path, size):
   words = [f"--workdir={trained}", f"--image-size={size}", "--split=test[:16]", "--logits"]
   runs.finish(runs.command("evaluate", *words, f"--write-predictions={tmp_path / 'p.npz'}"))
   data = stored.resize_preprocessing(stored.load_run(trained).data, size)
@@ -194,7 +194,7 @@ def test_a_run_at_another_size_is_the_model_of_that_size_with_resampled_position
     np.testing.assert_allclose(np.load(tmp_path / name)["logits"], expected, rtol=1e-4, atol=1e-5)
 
 
-MISTAKES = [  # flags with --write-labels, what is said
+MISTAKES = [  # flags with --write-labels, error message
   (["--split=train", "--report=x"], "--write-labels does not measure metrics. Leave out"),
   ([], "--split: missing; --write-labels labels"),
   (["--split=train", "--data.path=x"], "--data.name: missing"),
@@ -204,7 +204,7 @@ MISTAKES = [  # flags with --write-labels, what is said
 
 
 @pytest.mark.parametrize(("words", "says"), MISTAKES)
-def test_labels_that_cannot_be_written_are_one_line(trained, tmp_path, words, says):
+def test_invalid_flags_for_labels_are_an_error(trained, tmp_path, words, says):
   command = [f"--workdir={trained}", f"--write-labels={tmp_path / 'labels'}", *words]
   with pytest.raises((ConfigError, SystemExit), match=re.escape(says)):
     evaluate.main(command)
@@ -212,7 +212,7 @@ def test_labels_that_cannot_be_written_are_one_line(trained, tmp_path, words, sa
 
 
 @pytest.mark.long
-def test_labels_are_those_of_the_average_for_the_split_of_the_data_that_flags_name(trained, tmp_path):
+def test_labels_come_from_averaged_weights_for_the_given_split(trained, tmp_path):
   folder = tmp_path / "labels"
   command = [f"--workdir={trained}", f"--write-labels={folder}", "--split=test[:50]", "--data.name=digits"]
   evaluate.main(command)

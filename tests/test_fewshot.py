@@ -1,4 +1,4 @@
-"""The fewshot verb: what it prints and writes, mistakes, the recipe."""
+"""Tests of the fewshot verb: its output and files, errors, and the recipes."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.mark.long
-def test_the_command_prints_writes_and_keeps_features(tmp_path):
+def test_command_prints_figures_writes_files_and_caches_features(tmp_path):
   loop.train(runs.parts(1, total=2), tmp_path / "run")
   told = [
     "--config=configs/fewshot.py:digits", f"--weights={tmp_path / 'run'}", "--config.evals.digits.shots=(1,2)",
@@ -52,14 +52,14 @@ def test_the_command_prints_writes_and_keeps_features(tmp_path):
     ),
   ],
 )
-def test_a_mistake_is_one_line(told, says):
+def test_invalid_command_is_an_error_of_one_line(told, says):
   message = runs.finish(runs.command("fewshot", "--config=configs/fewshot.py", *told), 2)
   assert says in message
   assert "Traceback" not in message
 
 
 @pytest.mark.long
-def test_a_measurement_that_takes_too_long_ends_by_the_limit_that_it_names(tmp_path):
+def test_measurement_over_its_time_limit_ends_and_names_the_limit(tmp_path):
   loop.train(runs.parts(1, total=2), tmp_path)
   told = ["--config=configs/fewshot.py:digits", f"--weights={tmp_path}", "--config.limits.evaluation=0.1"]
   said = runs.finish(runs.command("fewshot", *told, XDG_CACHE_HOME=str(tmp_path)), 43)
@@ -67,7 +67,7 @@ def test_a_measurement_that_takes_too_long_ends_by_the_limit_that_it_names(tmp_p
 
 
 @pytest.mark.parametrize("kind", ["knn", "linear", "dense"])
-def test_every_dataset_of_a_kind_of_probe_resolves(kind):
+def test_every_dataset_of_every_probe_resolves(kind):
   module, _ = flags.load_module(str(runs.ROOT / "configs/probes.py"))
   for name in module.DENSE if kind == "dense" else module.SETS:
     found = config.resolve(module.get_config(f"{kind},{name}"), config.Measurement)
@@ -78,7 +78,7 @@ def test_every_dataset_of_a_kind_of_probe_resolves(kind):
 
 
 @pytest.mark.long
-def test_probes_of_a_whole_split_are_printed_with_their_images(tmp_path):
+def test_probes_on_a_whole_split_print_their_image_counts(tmp_path):
   loop.train(runs.parts(1, total=2), tmp_path / "run")
   told = [
     f"--weights={tmp_path / 'run'}", "--config.evals.digits.data.train=train[:200]",
@@ -95,22 +95,22 @@ def test_probes_of_a_whole_split_are_printed_with_their_images(tmp_path):
     "knn200",
   ]
   assert "95 % interval (Wilson) of one draw" in said  # E1
-  assert "which are all used" not in said  # 200 of 200
+  assert "which are all used" not in said  # 200 of 200 images
   found = {kind: json.loads(file.read_text())["evals"]["digits"] for kind, file in files.items()}
   few = found["linear"]["episodes"][0]["images"]
   assert 100 <= few < 120 and "200 images" in said and f"{few} images" in said  # ten of a class, or half, are held out
   figures = {kind: row["figures"] for kind, row in found.items()}
   assert figures["knn"].keys() == {*(f"knn{count}_all" for count in (10, 20, 100, 200)), "images"}
   assert list(figures["linear"]) == ["linear_all", "images"] and figures["linear"]["linear_all"] > 0.3
-  assert len(list((tmp_path / "vit_jax" / "features").iterdir())) == 2  # of both probes
+  assert len(list((tmp_path / "vit_jax" / "features").iterdir())) == 2  # both probes share these files
 
 
-def test_numbers_in_names_of_probes_count_as_numbers():
+def test_probe_names_are_sorted_by_their_numbers():
   names = ["knn10", "knn100", "knn2", "knn", "a10b2", "a10b10", "10"]
   assert sorted(names, key=fewshot.numeric_sort_key) == ["10", "a10b2", "a10b10", "knn", "knn2", "knn10", "knn100"]
 
 
-def test_every_dataset_of_the_recipe_resolves():
+def test_every_dataset_of_the_fewshot_recipe_resolves():
   module, _ = flags.load_module(str(runs.ROOT / "configs/fewshot.py"))
   for name in (*module.SETS, "suite"):
     found = config.resolve(module.get_config(name), config.Measurement)

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: floors, tests for every module, links of the pages."""
+"""Tests of the project's rules that can be checked automatically: layers, test files, links in pages."""
 
 import ast
 import functools
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 VERBS = {"train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert", "report"}
-# A room is a folder or a module of the top level. It imports only rooms on lower floors.
+# A room is a folder or module at the top level. It imports only rooms on lower floors.
 FLOORS = (
   {"schema", "rng", "trees", "shapes", "platforms", "resources"},
   {"storage", "optim", "losses", "__main__"},
@@ -30,11 +30,11 @@ FLOORS = (
   VERBS,
 )
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
-LINES, FUNCTION = 300, 60  # lines of code of a file and of a function; documentation may be as long as it needs
+LINES, FUNCTION = 300, 60  # maximum lines of code of a file and of a function; documentation does not count
 
 
 def find_files(folder):
-  """Paths of the Python files below a folder."""
+  """Returns the paths of the Python files below a folder."""
   return [str(file.relative_to(ROOT)) for file in sorted((ROOT / folder).rglob("*.py"))]
 
 
@@ -45,8 +45,8 @@ CONFIGS = find_files("configs")
 
 @functools.cache
 def parse(file):
-  """The syntax tree of a file, which is parsed when the first test needs it."""
-  # Of `launch`, by the syntax that TPU VMs have before anything is installed.
+  """Returns the syntax tree of a file, which is parsed at the first call."""
+  # `launch` must parse with the Python version that TPU VMs have before any installation.
   return ast.parse((ROOT / file).read_text(), feature_version=(3, 10) if file in LAUNCH else None)
 
 
@@ -58,7 +58,7 @@ SOURCES = [
 
 
 def module(file):
-  """`vit_jax.data.crops` of vit_jax/data/crops.py; a folder's own name of its __init__.py."""
+  """Returns the module name of a file, such as `vit_jax.data.crops`. An __init__.py has the name of its folder."""
   return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
@@ -67,7 +67,7 @@ MODULES = {module(file) for file in (*FILES, *LAUNCH)}
 
 @functools.cache
 def imported(file):
-  """Modules of vit_jax and launch that a file imports, wherever in the file."""
+  """Returns the modules of vit_jax and launch that a file imports anywhere."""
   return [*find_imports(parse(file))]
 
 
@@ -83,11 +83,11 @@ def find_imports(tree):
 
 
 def shelf(name):
-  """The module, or the folder that is meant to grow, that a module belongs to."""
+  """Returns the room of a module: the top-level module or folder that contains it."""
   return name.partition(".")[2].partition(".")[0]
 
 
-def test_a_file_imports_only_from_lower_floors():
+def test_files_import_only_from_lower_floors():
   wrong = []
   for file in FILES:
     own = shelf(module(file))
@@ -98,7 +98,7 @@ def test_a_file_imports_only_from_lower_floors():
   assert wrong == []
 
 
-def test_the_top_level_has_at_most_eight_modules_beside_the_verbs():
+def test_top_level_has_at_most_eight_modules_and_the_verbs():
   modules = {module(file).split(".")[1] for file in FILES if file.count("/") == 1 and "__" not in file}
   assert len(modules - VERBS) <= 8
 
@@ -106,20 +106,20 @@ def test_the_top_level_has_at_most_eight_modules_beside_the_verbs():
 FACES = [file for file in FILES if file.endswith("/__init__.py") and file != "vit_jax/__init__.py"]
 
 
-def test_the_init_file_of_a_package_only_imports():
+def test_init_files_of_packages_only_import():
   for file in FACES:
     documentation, *rest = parse(file).body
     assert isinstance(documentation, ast.Expr), file
     assert all(isinstance(node, ast.ImportFrom) for node in rest), file
 
 
-def test_a_file_imports_its_neighbours_and_not_the_init_file_of_its_package():
+def test_files_do_not_import_the_init_file_of_their_package():
   packages = {file: module(file).rpartition(".")[0] for file in FILES if file not in FACES}
   assert [file for file, package in packages.items() if package != "vit_jax" and package in imported(file)] == []
 
 
 @pytest.mark.parametrize("files", [FILES, LAUNCH], ids=["vit_jax", "launch"])
-def test_no_import_goes_round_in_a_circle(files):
+def test_imports_have_no_cycles(files):
   graph = {module(file): {*imported(file)} - {module(file)} for file in files}
   try:
     graphlib.TopologicalSorter(graph).prepare()
@@ -127,7 +127,7 @@ def test_no_import_goes_round_in_a_circle(files):
     pytest.fail(" <- ".join(error.args[1]))
 
 
-def test_a_config_imports_the_words_only():
+def test_configs_import_only_vit_jax_config():
   assert {file: found for file in CONFIGS if (found := {*imported(file)} - {"vit_jax.config"})} == {}
 
 
@@ -137,21 +137,21 @@ def test_every_module_has_a_test_file():
   assert [str(test) for test in tests if not (ROOT / test).exists()] == []
 
 
-def test_launch_needs_nothing_but_python():
-  allowed = (sys.stdlib_module_names | {"launch"}) - {"tomllib"}  # which came with 3.11
+def test_launch_imports_only_the_standard_library():
+  allowed = (sys.stdlib_module_names | {"launch"}) - {"tomllib"}  # added in Python 3.11
   tops = {file: {name.split(".")[0] for name in named(parse(file))} for file in LAUNCH}
   assert {file: names - allowed for file, names in tops.items() if names - allowed} == {}
 
 
 @pytest.mark.heavy
-def test_launch_is_imported_by_a_python_that_has_nothing_else():
+def test_launch_is_importable_without_installed_packages():
   modules = [module(file) for file in LAUNCH if not file.endswith("__main__.py")]
   code = f"import sys; sys.path = [path for path in sys.path if 'site-packages' not in path] + [{str(ROOT)!r}]; "
   subprocess.run([sys.executable, "-S", "-I", "-c", code + f"import {', '.join(modules)}"], check=True)
 
 
 def named(tree):
-  """What a file imports from anywhere, by its whole name."""
+  """Yields the full names of all modules that a file imports."""
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
@@ -160,7 +160,7 @@ def named(tree):
 
 
 def code_lines(text):
-  """The numbers of the lines of a file with code: without blank lines, comments and docstrings."""
+  """Returns the numbers of the lines with code, without blank lines, comments and docstrings."""
   empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
   lines = set()
   for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -177,7 +177,7 @@ def test_code_lines_are_counted_without_documentation():
   assert code_lines(text) == {6, 8, 9}
 
 
-def test_a_file_is_read_at_one_sitting():
+def test_files_have_at_most_300_lines_of_code():
   texts = {file: file.read_text() for file in SOURCES}
   counts = {file: len(code_lines(text)) for file, text in texts.items() if text.count("\n") > LINES}
   assert {file: count for file, count in counts.items() if count > LINES} == {}
@@ -195,7 +195,7 @@ def find_long_functions(file):
         yield f"{file}:{node.lineno} {node.name}: {lines} lines"
 
 
-def test_a_function_is_seen_at_once():
+def test_functions_have_at_most_60_lines_of_code():
   assert [place for file in (*FILES, *LAUNCH) for place in find_long_functions(file)] == []
 
 
@@ -226,11 +226,11 @@ def test_every_function_is_annotated_and_callables_have_parameters():
   assert [f"{file}:{line} {name}" for file in files for line, name in find_untyped(parse(file))] == []
 
 
-def test_partition_specs_are_named_in_one_file():
+def test_partition_specs_are_used_in_one_file_only():
   assert [file for file in FILES if "PartitionSpec" in (ROOT / file).read_text()] == ["vit_jax/parallel/sharding.py"]
 
 
-def test_no_module_catches_everything():
+def test_only_listed_modules_catch_all_exceptions():
   catching = {
     file
     for file in (*FILES, *LAUNCH)
@@ -241,9 +241,9 @@ def test_no_module_catches_everything():
       or {"Exception", "BaseException"} & {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
     )
   }
-  # Orbax raises plain Exception on a truncated file; checkpoints.restore tries the one before. A config file is a
-  # program of the user's, and raises what it likes. A thread hands its error, whatever it is, to the one that waits.
-  # What ends well has ended well, whatever is wrong with the page about it: its traceback is printed.
+  # Orbax raises plain Exception on a truncated file, and the previous checkpoint is restored. A config file is a user's
+  # program and may raise any exception. A thread passes any error to the waiting thread. If the report page of a
+  # finished run fails, its traceback is printed and the run stays successful.
   assert catching == {
     "vit_jax/checkpoints/reading.py",
     "vit_jax/checkpoints/store.py",
@@ -253,7 +253,7 @@ def test_no_module_catches_everything():
   }
 
 
-def test_what_is_imported_is_what_setup_asks_for():
+def test_imported_packages_are_required_in_setup():
   setup = (ROOT / "setup.py").read_text()
   packages = {
       "jax": "jax", "flax": "flax", "optax": "optax", "orbax": "orbax-checkpoint", "grain": "grain",
@@ -284,7 +284,7 @@ PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((RO
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_paths_in_a_page_exist(page):
+def test_paths_in_pages_exist(page):
   text, folder = (ROOT / page).read_text(), (ROOT / page).parent
   generated = re.findall(r'"(reference/[\w-]+\.md)": ', (ROOT / "docs/generate.py").read_text())
   assert len(generated) >= 8
@@ -296,11 +296,11 @@ def test_paths_in_a_page_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_chapters_that_a_page_names_exist(page):
+def test_linked_chapters_of_pages_exist(page):
   text, folder = (ROOT / page).read_text(), (ROOT / page).parent
   for path, chapter in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", text):
     target = folder / path if path else ROOT / page
-    if target.parent.name == "reference":  # a generated page, whose chapters the build of the site checks
+    if target.parent.name == "reference":  # a generated page; the build of the site checks its chapters
       continue
     heads = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
     names = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}

@@ -1,4 +1,4 @@
-"""No key that a config may have is without effect: the build hands each to a function, and each function uses it."""
+"""Tests that every config key has an effect: the build passes each key to a function, and the function uses it."""
 
 import ast
 import collections.abc
@@ -24,7 +24,7 @@ from vit_jax.training import build
 
 
 def inner(kind) -> typing.Iterator[schema.Table]:
-  """The tables that an annotation names, wherever inside it."""
+  """Yields the tables that an annotation contains at any depth."""
   if typing.get_origin(kind) is typing.Annotated and isinstance(kind.__metadata__[0], collections.abc.Mapping):
     yield kind.__metadata__[0]
   for part in typing.get_args(kind):
@@ -32,7 +32,7 @@ def inner(kind) -> typing.Iterator[schema.Table]:
 
 
 def functions() -> dict[str, collections.abc.Callable]:
-  """All functions of all tables, and of the tables that their annotations name, by module and name."""
+  """Returns the functions of all tables, and of tables in their annotations, by module and name."""
   waiting = [catalog.DATA, catalog.EVAL_DATA, build.OPTIM, tasks.TASKS, evals.REPEATED]
   waiting.append({name: models.lookup(name) for name in models.names()})
   seen = {}
@@ -51,19 +51,20 @@ def functions() -> dict[str, collections.abc.Callable]:
 
 
 FUNCTIONS = functions()
-# A model carries these for others: how importers resample its position tables.
+# Models accept these keys for other modules: importers read how to resample position tables.
 FOR_OTHERS = {"resampling": surgery}
 
 
 def in_package(function) -> bool:
-  """Whether the source of a function or class is in the package, or in this file."""
+  """Returns whether the source of a function or class is in the package or in this file."""
   return function.__module__.split(".")[0] in ("vit_jax", __name__.split(".")[0])
 
 
 def unused(function) -> set[str]:
-  """Keyword-only parameters of a function, or fields of a class, that its body never reads; `del` reads nothing.
+  """Returns keyword-only parameters of a function, or fields of a class, that its body never reads.
 
-  The body of a class includes those of its bases. `vit.vit` reads the fields of the classes that it chooses.
+  `del` does not count as reading. The body of a class includes its base classes. `vit.vit` reads the fields of the
+  classes that it selects.
   """
   bases = function.__mro__[:-1] if isinstance(function, type) else (function,)
   definitions = [ast.parse(textwrap.dedent(inspect.getsource(base))).body[0] for base in bases if in_package(base)]
@@ -77,16 +78,16 @@ def unused(function) -> set[str]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_uses_every_key_that_it_accepts(name):
+def test_functions_use_every_key_that_they_accept(name):
   assert unused(FUNCTIONS[name]) <= set(FOR_OTHERS)
 
 
 @pytest.mark.parametrize("key", FOR_OTHERS)
-def test_a_key_that_a_function_carries_for_others_is_read_by_them(key):
+def test_keys_for_other_modules_are_read_there(key):
   assert f'"{key}"' in inspect.getsource(FOR_OTHERS[key])
 
 
-def test_a_key_that_is_accepted_and_ignored_is_noticed():
+def test_accepted_but_unused_keys_are_detected():
   def optimizer(rule, *, lr, ema=None, accumulate=1):
     """`accumulate` is the train step's."""
     del ema, accumulate
@@ -95,7 +96,7 @@ def test_a_key_that_is_accepted_and_ignored_is_noticed():
   assert unused(optimizer) == {"ema", "accumulate"}
 
 
-def test_all_tables_are_found():
+def test_functions_of_all_tables_are_found():
   names = {name.removeprefix("vit_jax.") for name in FUNCTIONS}
   assert names >= {
     "models.vit.vit", "optim.rules.lion", "optim.rules.optimizer", "optim.schedules.rsqrt",
@@ -108,11 +109,11 @@ def test_all_tables_are_found():
   }  # fmt: skip
 
 
-# The build hands every key to a function.
+# The build passes every key to a function.
 
 
 class Recorded(collections.abc.Mapping):
-  """Arguments that remember which of them were asked for."""
+  """Arguments that record which of them were read."""
 
   def __init__(self, values):
     self.values_, self.read = dict(values), set()
@@ -129,7 +130,7 @@ class Recorded(collections.abc.Mapping):
 
 
 def narrow(file):
-  """A shipped config with a few thousand parameters, for one device."""
+  """Returns a shipped config with a few thousand parameters, for one device."""
   edited = flags.load_config(str(file))
   side = "28" if edited.model.name.endswith("/14") else "32"
   small = {"model.width": "16", "model.heads": "2", "model.hidden": "16", "model.depth": "1", "data.image_size": side}
@@ -159,7 +160,7 @@ def recorded(choice):
 
 
 def pictures(choice, split):
-  """In the place of the data, which are not here; says that the reader got its keys."""
+  """Returns a source instead of the data, which are not available, and marks the reader's keys as read."""
   keys = choice.select(catalog.READERS[choice.name])
   names = tuple(map(str, range(catalog.CATALOG[choice.name].classes or 3)))
   segments = catalog.CATALOG[choice.name].segments
@@ -173,7 +174,7 @@ RECIPES = sorted(file for file in (runs.ROOT / "configs").rglob("*.py") if file.
 @pytest.mark.sample(3)
 @pytest.mark.heavy
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
-def test_every_key_of_a_config_is_handed_to_a_function(file):
+def test_every_key_of_a_config_is_passed_to_a_function(file):
   run = narrow(file)
   kind = "accuracy" if tasks.TASKS[run.task.name].classes else "masked"
   other = schema.Choice(kind, {"data": schema.Choice(run.data.name, {"path": "other"})})

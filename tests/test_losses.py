@@ -1,4 +1,4 @@
-"""Losses against their definitions in NumPy, float64."""
+"""Tests of losses against their definitions in NumPy with float64."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def batch(scale=5.0, rows=16, classes=11):
 
 
 @pytest.mark.parametrize("name", losses.LOSSES)
-def test_a_loss_equals_its_definition_on_soft_targets(name):
+def test_loss_matches_its_definition_on_soft_targets(name):
   logits, targets = batch()
   loss = losses.LOSSES[name](jnp.asarray(logits, jnp.float32), jnp.asarray(targets, jnp.float32))
   assert loss.shape == (16,) and loss.dtype == jnp.float32
@@ -48,7 +48,7 @@ def test_loss_and_gradient_are_finite_at_extreme_logits(name):
 
 
 @pytest.mark.parametrize("name", losses.LOSSES)
-def test_logits_in_bfloat16_are_widened_before_anything_is_computed(name):
+def test_bfloat16_logits_are_converted_to_float32_first(name):
   logits, targets = batch()
   short = jnp.asarray(logits, jnp.bfloat16)
   loss = losses.LOSSES[name](short, jnp.asarray(targets, jnp.bfloat16))
@@ -58,7 +58,7 @@ def test_logits_in_bfloat16_are_widened_before_anything_is_computed(name):
 
 
 @pytest.mark.parametrize("name", losses.LOSSES)
-def test_the_gradient_is_the_error_of_the_prediction(name):
+def test_gradient_is_the_error_of_the_prediction(name):
   logits, targets = batch()
   gradient = jax.vmap(jax.grad(losses.LOSSES[name]))(*(jnp.asarray(x, jnp.float32) for x in (logits, targets)))
   odds = np.exp(logits)
@@ -76,7 +76,7 @@ def test_smoothing_gives_timms_on_and_off_values(amount, classes):
   np.testing.assert_allclose(smoothed.sum(-1), 1, rtol=1e-6)
 
 
-def test_one_hot_of_a_label_outside_is_a_row_of_zeros_and_stays_so():
+def test_one_hot_of_an_invalid_label_is_zero_also_after_smoothing():
   hot = losses.one_hot(jnp.array([2, -1, 3], jnp.int32), 3)
   assert hot.dtype == jnp.float32
   np.testing.assert_array_equal(hot, [[0, 0, 1], [0, 0, 0], [0, 0, 0]])
@@ -93,7 +93,7 @@ def test_one_hot_of_several_labels_marks_each_once():
   np.testing.assert_array_equal(losses.normalise_rows(hot[1:2]), hot[1:2])
 
 
-def test_the_best_class_is_right_if_no_target_is_higher():
+def test_best_class_is_correct_if_no_target_is_higher():
   draw = np.random.default_rng(0)
   logits = draw.normal(size=(400, 6))
   one, other = (draw.integers(0, 2, (400, 6)) for _ in range(2))
@@ -103,7 +103,7 @@ def test_the_best_class_is_right_if_no_target_is_higher():
     np.testing.assert_array_equal(losses.is_best_positive(jnp.asarray(logits), jnp.asarray(targets)), expected)
 
 
-def test_the_divergence_between_distributions_is_that_of_scipy():
+def test_kl_divergence_matches_scipy():
   expected, _ = batch()
   predicted = expected[::-1] / 3
   p, q = scipy.special.softmax(expected, -1), scipy.special.softmax(predicted, -1)
@@ -112,7 +112,7 @@ def test_the_divergence_between_distributions_is_that_of_scipy():
   np.testing.assert_allclose(losses.kl_divergence(jnp.asarray(expected), jnp.asarray(expected)), 0, atol=1e-6)
 
 
-def test_labels_that_count_in_parts_are_targets_of_these_parts():
+def test_shares_of_labels_become_targets():
   labels, shares = np.array([[2, 0], [1, -1], [1, 1]]), np.array([[0.7, 0.2], [1.0, 0.5], [0.25, 0.5]], np.float32)
   expected = [[0.2, 0, 0.7], [0, 1, 0], [0, 0.75, 0]]
   np.testing.assert_allclose(losses.encode_shares(jnp.asarray(labels), jnp.asarray(shares), 3), expected, atol=1e-7)

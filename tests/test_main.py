@@ -1,4 +1,4 @@
-"""The list of verbs, and the package before anything of it is asked for."""
+"""Tests of the list of verbs, and of importing the package."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tests.test_house import FLOORS
 from vit_jax import __main__ as listing
 
 
-def test_every_verb_has_its_line(capsys):
+def test_list_has_a_line_for_every_verb(capsys):
   assert listing.main([]) == 0
   said = capsys.readouterr().out
   assert set(listing.VERBS) == FLOORS[-1] - {"cli", "__main__"}
@@ -28,13 +28,13 @@ def test_every_verb_has_its_line(capsys):
     (["tarin"], "unknown verb 'tarin'. Did you mean 'train'?"),
   ],
 )
-def test_a_verb_behind_a_space_is_shown_behind_a_dot(words, says, capsys):
+def test_verb_after_a_space_is_an_error_with_the_dotted_form(words, says, capsys):
   assert listing.main(words) == 2
   assert says in capsys.readouterr().err
 
 
 @pytest.mark.heavy
-def test_importing_the_package_imports_nothing_large():
+def test_importing_the_package_imports_no_large_modules():
   code = (
     "import sys, vit_jax; print([name for name in ('jax', 'numpy', 'flax', 'vit_jax.models') if name in sys.modules])"
   )
@@ -45,7 +45,7 @@ def test_importing_the_package_imports_nothing_large():
 
 
 @pytest.mark.long
-def test_g_ctrl_c_during_the_imports_ends_a_verb_without_a_traceback(tmp_path):
+def test_ctrl_c_during_imports_ends_a_verb_without_a_traceback(tmp_path):
   (tmp_path / "jax.py").write_text("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)")
   environment = os.environ | {"PYTHONPATH": str(tmp_path)}
   ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every fixture of the parity folder, and what the command says of good and bad ones."""
+"""Tests of every parity fixture, and of the parity command with valid and invalid fixtures."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.parity.compare import compare
   ("kind", "file"),
   [pytest.param(kind, file, id=f"{kind}-{file.stem}") for kind, file in parity.fixtures(parity.FOLDER)],
 )
-def test_the_numbers_are_those_of_the_original_code(kind, file):
+def test_results_match_the_original_code(kind, file):
   results = list(parity.check(kind, file))
   assert results
   assert not [result for result in results if result.wrong]
@@ -32,14 +32,14 @@ SELFSUP = parity.FOLDER.parents[3] / "shared" / "parity-selfsup"  # not part of 
 @pytest.mark.sample(6)
 @pytest.mark.heavy
 @pytest.mark.parametrize("file", [file for _, file in parity.fixtures(SELFSUP)], ids=lambda file: file.stem)
-def test_self_distillation_has_the_numbers_of_the_original_codes(file):
+def test_self_distillation_matches_the_original_code(file):
   results = list(parity.check("selfsup", file))
   assert results
   assert not [result for result in results if result.wrong]
 
 
 def described():
-  """A fixture of a small timm ViT without any expected number that could be right."""
+  """Returns a fixture of a small timm ViT with wrong expected values."""
   width, hidden = 8, 12
   shapes = {
     "cls_token": [1, 1, width],
@@ -78,7 +78,7 @@ def described():
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-  """`python -m tests.parity FOLDER`: its exit code, and what it printed."""
+  """Returns a function that runs `python -m tests.parity FOLDER` and returns the exit code and the output."""
 
   def called(folder):
     monkeypatch.setattr("sys.argv", ["parity", str(folder)])
@@ -88,7 +88,7 @@ def command(monkeypatch, capsys):
 
 
 @pytest.mark.heavy
-def test_the_command_prints_a_line_for_each_and_fails_where_a_number_is_wrong(tmp_path, command):
+def test_command_prints_a_line_per_fixture_and_fails_on_wrong_values(tmp_path, command):
   fixture = described()
   right = tmp_path / "models"
   right.mkdir()
@@ -103,7 +103,7 @@ def test_the_command_prints_a_line_for_each_and_fails_where_a_number_is_wrong(tm
   fixture["tensors"].pop()
   (right / "lacking.json").write_text(json.dumps(fixture))
   (right / "zzz.json").write_text("{")
-  code, printed = command(right)  # the folder itself will do
+  code, printed = command(right)  # the folder of one kind is accepted too
   lines = {line.split()[0]: line for line in printed.splitlines()[1:]}
   assert code == 1
   assert lines["models/right"].endswith("pass")
@@ -114,7 +114,7 @@ def test_the_command_prints_a_line_for_each_and_fails_where_a_number_is_wrong(tm
 
 
 def torch_forward(fixture):
-  """A ViT of one block in PyTorch, from the tensors of the fixture."""
+  """Computes a ViT with one block in PyTorch from the tensors of the fixture."""
   t = {name: torch.tensor(array) for name, array in models.tensors(fixture).items()}
   functional = torch.nn.functional
 
@@ -137,12 +137,12 @@ def torch_forward(fixture):
   return {"logits": linear(features, "head").tolist(), "pre_logits": features.tolist()}
 
 
-def test_a_folder_without_fixtures_is_an_error(tmp_path, command):
+def test_folder_without_fixtures_is_an_error(tmp_path, command):
   code, printed = command(tmp_path)
   assert code == 2 and f"no fixtures in {tmp_path}" in printed
 
 
-def test_the_rule_of_the_fixtures_is_the_documented_one():
+def test_fixture_arrays_follow_the_documented_rule():
   z = np.random.default_rng(122658370).standard_normal(4, dtype=np.float32)
   np.testing.assert_allclose(z, [0.7288672, 1.3773246, 0.22950989, -0.31442502], rtol=1e-6)
   tensor = {"name": "head/bias", "shape": [4], "mean": 1.0, "std": 2.0}
@@ -151,7 +151,7 @@ def test_the_rule_of_the_fixtures_is_the_documented_one():
   np.testing.assert_allclose(drawn[0, :2], [-1.9305829, 2.7258918], rtol=1e-6)
 
 
-def test_a_comparison_is_absolute_and_fails_for_nan_and_other_shapes():
+def test_comparison_is_absolute_and_fails_for_nan_and_other_shapes():
   assert compare("x", [1.0], [1.0 + 1e-6], 1e-5).wrong == ""
   assert "tolerance" in compare("x", [1.0], [1.1], 1e-5).wrong
   assert compare("x", [np.nan], [1.0], 1e-5).wrong

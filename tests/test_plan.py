@@ -1,4 +1,4 @@
-"""The plan command: its mistakes, and one plan from flags to the table."""
+"""Tests of the plan command: its errors, and one plan from flags to the table."""
 
 import json
 import re
@@ -26,14 +26,14 @@ CONFIG = f"--config={runs.ROOT}/configs/vit_s16_i1k.py"
     (["--topology=v3-8", "--serch"], "'--serch'", "Did you mean --search?"),
   ],
 )
-def test_a_mistake_is_one_line(flags, place, suggestion):
+def test_invalid_flags_are_an_error_of_one_line(flags, place, suggestion):
   with pytest.raises(schema.ConfigError) as error:
     plan.main([CONFIG, *flags])
   assert place in str(error.value) and suggestion in str(error.value)
   assert "\n" not in str(error.value)
 
 
-def test_a_plan_is_printed_and_written(tmp_path, capsys):
+def test_plan_is_printed_and_written(tmp_path, capsys):
   small = [
     f"--config.{key}={text}" for key, text in (runs.IMAGENET | {"batch": "1023", "data.path": "gs://bkt/data"}).items()
   ]
@@ -46,7 +46,7 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
   assert all("1023" in p["problem"] and p["problem"] in printed for p in plans)
 
 
-def test_f4_lines_of_progress_are_on_stderr(monkeypatch, capsys):
+def test_progress_lines_are_on_stderr(monkeypatch, capsys):
   small = [f"--config.{key}={text}" for key, text in (runs.IMAGENET | {"batch": "1023"}).items()]
   assert plan.INTERVAL == 15
   monkeypatch.setattr(plan, "INTERVAL", 0.001)

@@ -1,4 +1,4 @@
-"""JAX starts on the CPU, without libtpu's errors, if there is no TPU and no other accelerator."""
+"""Tests that JAX starts on the CPU, without errors of libtpu, if no TPU or other accelerator is present."""
 
 import importlib.machinery
 import importlib.metadata
@@ -14,7 +14,7 @@ from vit_jax import platforms
 
 @pytest.fixture
 def installed(monkeypatch):
-  """Modules that are installed."""
+  """The names of installed modules, which a test may change."""
   names = {"libtpu"}
   spec = importlib.machinery.ModuleSpec("x", None)
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name in names else None)
@@ -34,32 +34,32 @@ def device(root, vendor, number):
   (folder / "device").write_text(f"{number}\n")
 
 
-def test_f8_without_a_tpu_libtpu_is_not_started(installed, tmp_path):
+def test_cpu_is_selected_without_a_tpu(installed, tmp_path):
   assert selected(tmp_path) == "cpu"
   device(tmp_path, "0x1ae0", "0x0042")  # the network card of Google's machines
   assert selected(tmp_path) == "cpu"
 
 
-def test_f8_the_users_choice_and_other_accelerators_are_kept(installed, tmp_path):
+def test_user_setting_and_other_accelerators_are_kept(installed, tmp_path):
   assert selected(tmp_path, JAX_PLATFORMS="tpu") == "tpu"
   assert selected(tmp_path, JAX_PLATFORMS="") == ""
   installed.add("jax_plugins")
   assert selected(tmp_path) is None
 
 
-def test_f8_without_libtpu_nothing_is_set(installed, tmp_path):
+def test_platform_is_not_set_without_libtpu(installed, tmp_path):
   installed.clear()
   assert selected(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", ["dev/accel0", "dev/vfio/0"])
-def test_f8_an_attached_tpu_is_used(installed, tmp_path, name):
+def test_attached_tpu_is_used(installed, tmp_path, name):
   (tmp_path / name).parent.mkdir(parents=True)
   (tmp_path / name).touch()
   assert selected(tmp_path) is None
 
 
-def test_f8_a_tpu_on_the_bus_or_in_the_environment_is_used(installed, tmp_path):
+def test_tpu_on_the_bus_or_in_the_environment_is_used(installed, tmp_path):
   assert selected(tmp_path, TPU_WORKER_ID="0") is None
   device(tmp_path, "0x1ae0", "0x0063")
   assert selected(tmp_path) is None
@@ -73,7 +73,7 @@ def test_f8_a_tpu_on_the_bus_or_in_the_environment_is_used(installed, tmp_path):
     ("invalid literal", "error: JAX_ENABLE_X64='maybe', JAX_LOG_COMPILES='1': JAX refuses it (invalid literal)"),
   ],
 )
-def test_g_a_value_that_jax_refuses_is_one_line(error, said, monkeypatch, capsys):
+def test_value_that_jax_rejects_is_an_error_of_one_line(error, said, monkeypatch, capsys):
   def fail(name):
     raise ValueError(error)
 
@@ -85,7 +85,7 @@ def test_g_a_value_that_jax_refuses_is_one_line(error, said, monkeypatch, capsys
 
 
 @pytest.mark.long
-def test_g_a_verb_is_refused_before_its_imports_if_jax_refuses_a_variable():
+def test_verb_exits_before_its_imports_if_jax_rejects_a_variable():
   ended = subprocess.run(
     [sys.executable, "-m", "vit_jax.train", "--config=configs/digits.py"],
     env=os.environ | {"JAX_NUM_CPU_DEVICES": "abc"},

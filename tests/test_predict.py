@@ -1,4 +1,4 @@
-"""The predict verb and its neighbours, on a short run that is trained on a folder of photographs."""
+"""Tests of the predict verb and related verbs on a short run that is trained on a folder of photographs."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """(workdir, folder of photographs) of a run."""
+  """The workdir of a run, and its folder of photographs."""
   import jax
 
   root = tmp_path_factory.mktemp("run")
@@ -51,7 +51,7 @@ def table(path):
 
 @pytest.mark.long
 @pytest.mark.heavy
-def test_predictions_are_those_of_the_evaluation_of_the_run_by_name(trained, tmp_path):
+def test_predictions_match_the_evaluation_of_the_run(trained, tmp_path):
   workdir, photos = trained
   bad = photos.parent / "bad.jpg"
   bad.write_bytes(b"\xff\xd8\xff no image")
@@ -88,7 +88,7 @@ def test_predictions_are_those_of_the_evaluation_of_the_run_by_name(trained, tmp
 
 
 @pytest.mark.long
-def test_the_example_uses_the_run(trained):
+def test_example_script_uses_the_run(trained):
   workdir, photos = trained
   words = [sys.executable, "examples/use_a_model.py", str(workdir), f"{photos}/test/dog/0.jpg"]
   ended = subprocess.run(words, cwd=runs.ROOT, env=os.environ | {"PYTHONPATH": str(runs.ROOT)}, capture_output=True)
@@ -100,7 +100,7 @@ def test_the_example_uses_the_run(trained):
 
 
 @pytest.mark.heavy
-def test_paths_come_from_a_pipe_and_a_manifest(trained, tmp_path):
+def test_paths_are_read_from_a_pipe_and_a_manifest(trained, tmp_path):
   workdir, photos = trained
   manifest, out = tmp_path / "all.jsonl", tmp_path / "p.jsonl"
   manifest.write_text(json.dumps({"path": f"{photos}/test/owl/3.jpg"}) + "\n")
@@ -114,7 +114,7 @@ def test_paths_come_from_a_pipe_and_a_manifest(trained, tmp_path):
 
 
 class Terminal:
-  """A stdin from which nothing comes."""
+  """A stdin of a terminal without input."""
 
   buffer = None
 
@@ -133,7 +133,7 @@ class Terminal:
     (["a.jpg", "--weigths=a"], "Did you mean --weights=a?"),
   ],
 )
-def test_a_mistake_is_one_line_before_anything_is_read(words, says, monkeypatch):
+def test_invalid_command_is_an_error_before_weights_are_read(words, says, monkeypatch):
   monkeypatch.setattr("sys.stdin", Terminal())
   with pytest.raises(ConfigError) as caught:
     predict.main(["--weights=none.npz", *words])
@@ -141,7 +141,7 @@ def test_a_mistake_is_one_line_before_anything_is_read(words, says, monkeypatch)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a2_a_file_of_weights_that_are_not_finite_is_refused_by_every_verb(tmp_path, value):
+def test_weights_that_are_not_finite_are_an_error_in_every_verb(tmp_path, value):
   file = small_weights.file(tmp_path)
   tensors = safetensors.numpy.load_file(file)
   tensors["blocks.1.mlp.fc1.bias"][3] = value

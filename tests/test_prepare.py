@@ -1,4 +1,4 @@
-"""The command line of `prepare`: what it prints, and mistakes at their flags."""
+"""Tests of the command line of `prepare`: its output, and errors that name the flag."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from vit_jax.data import catalog
 
 
 @pytest.mark.heavy
-def test_an_unknown_name_ends_with_code_two_and_one_line(tmp_path):
+def test_unknown_dataset_exits_with_2_and_one_line(tmp_path):
   command = [sys.executable, "-m", "vit_jax.prepare", "digitz", f"--data_dir={tmp_path}"]
   result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
   assert result.returncode == 2
@@ -23,7 +23,7 @@ def test_an_unknown_name_ends_with_code_two_and_one_line(tmp_path):
   assert len(result.stderr.strip().splitlines()) == 1
 
 
-# Makes an import of TensorFlow fail in the processes whose PYTHONPATH contains this file.
+# Makes an import of TensorFlow fail in processes with this file on their PYTHONPATH.
 MISSING = """
 import sys
 
@@ -37,7 +37,7 @@ sys.meta_path.insert(0, Missing())
 
 
 @pytest.mark.long
-def test_without_tensorflow_it_ends_with_the_command_that_installs_it(tmp_path):
+def test_missing_tensorflow_is_an_error_with_the_install_command(tmp_path):
   (tmp_path / "sitecustomize.py").write_text(MISSING)
   data, photographs = tmp_path / "data", folders.folder(folders.folder(tmp_path / "photographs"), 4, split="test")
   for name in ("digits", "scenes", "mnist"):
@@ -54,7 +54,7 @@ def test_without_tensorflow_it_ends_with_the_command_that_installs_it(tmp_path):
 
 
 @pytest.mark.long
-def test_two_at_once_are_both_served(tmp_path):
+def test_two_concurrent_preparations_succeed(tmp_path):
   processes = [runs.command("prepare", "digits", f"--data_dir={tmp_path}") for _ in range(2)]
   printed = [runs.finish(process) for process in processes]
   assert sorted("digits is already prepared" in text for text in printed) == [False, True]
@@ -76,7 +76,7 @@ def test_two_at_once_are_both_served(tmp_path):
     ("--size=3", "--size: only for a corpus, with input from --data.name"),
   ],
 )
-def test_mistakes_of_a_corpus_are_at_the_flag(tmp_path, words, said):
+def test_errors_of_a_corpus_name_the_flag(tmp_path, words, said):
   with pytest.raises(schema.ConfigError, match=said):
     prepare.main(["photos", f"--data_dir={tmp_path}", *words.split()])
   assert list(tmp_path.iterdir()) == []
@@ -104,13 +104,13 @@ def test_mistakes_of_a_corpus_are_at_the_flag(tmp_path, words, said):
     ("--check=/nowhere", "^--check: no folder '/nowhere'"),
   ],
 )
-def test_mistakes_of_a_sheet_are_at_the_flag(monkeypatch, words, said):
+def test_errors_of_show_and_check_name_the_flag(monkeypatch, words, said):
   monkeypatch.chdir(runs.ROOT)
   with pytest.raises(schema.ConfigError, match=said):
     prepare.main(words.split())
 
 
-def test_a_corpus_of_the_command_line_is_read_by_path(tmp_path, capsys):
+def test_corpus_from_the_command_line_is_written_and_readable(tmp_path, capsys):
   photos = folders.folder(tmp_path / "photos", 5)
   words = (
     f"photos --data.name=folder --data.path={photos} --data.holdout 0.4 --size=30 --shards=2 --seed=3 --processes=1"
@@ -127,7 +127,7 @@ def test_a_corpus_of_the_command_line_is_read_by_path(tmp_path, capsys):
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=lambda number: number.name)
-def test_one_that_is_asked_to_stop_ends_with_one_line(tmp_path, number):
+def test_signal_stops_preparation_with_one_line(tmp_path, number):
   photos = folders.folder(tmp_path / "photos", 400)
   words = [f"--data.path={photos}", f"--data_dir={tmp_path}/data", "--shards=80", "--processes=1"]
   process = runs.command("prepare", "photos", "--data.name=folder", *words)
@@ -140,7 +140,7 @@ def test_one_that_is_asked_to_stop_ends_with_one_line(tmp_path, number):
   assert said == f"stopped on request ({number.name}); the same command starts or continues it"
 
 
-def test_a_corpus_takes_the_keys_of_every_reader():
+def test_corpus_accepts_the_keys_of_every_reader():
   for name, reader in catalog.READERS.items():
     keys = schema.read_keywords(reader)
     needed = {"path": "/x"} if "path" in keys else {}
@@ -151,7 +151,7 @@ def test_a_corpus_takes_the_keys_of_every_reader():
     assert chosen.keys() == {"name", *keys}
 
 
-def test_a_check_ends_with_code_1_where_an_image_is_bad_and_with_0_where_none_is(tmp_path, capsys):
+def test_check_exits_with_1_for_bad_images_and_0_otherwise(tmp_path, capsys):
   photos = folders.folder(tmp_path / "photos", 3)
   (photos / "train/cat/torn.jpg").write_bytes(b"x")
   words = [f"--check={photos}", f"--move-bad={tmp_path / 'aside'}"]

@@ -1,4 +1,4 @@
-"""Printed commands: a value in them is quoted for a shell, so that they can be pasted."""
+"""Tests that values in printed commands are quoted for a shell, so that the commands can be pasted."""
 
 import ast
 import re
@@ -18,10 +18,10 @@ PLAIN = {
   "vit_jax/convert.py": {"name"},
   "vit_jax/corpora/stats.py": {"2 * image_size"},
   "vit_jax/training/probe_setup.py": {"other"},
-  "vit_jax/planning/estimate.py": {"folder"},  # of XLA, no shell
+  "vit_jax/planning/estimate.py": {"folder"},  # a flag of XLA, not of a shell
   "launch/__main__.py": {"run.backend"},
   "launch/checks.py": {"run.backend", "math.ceil(1.3 * plan['hours'] + 1)"},
-  "launch/flags.py": {"workdir", "_make_absolute(word.partition('=')[2])"},  # a word of a command; a mention
+  "launch/flags.py": {"workdir", "_make_absolute(word.partition('=')[2])"},  # a word of a command, a mention
   "launch/spec.py": {"run.backend"},
   "launch/decisions.py": {"run.max_cost", "run.max_hours"},
   # Names that launch/spec.py restricts to letters, digits and a few signs, and constants.
@@ -43,7 +43,7 @@ def unquoted(tree):
             yield source
 
 
-def test_newcomer_5_no_text_contains_a_flag_with_an_unquoted_value():
+def test_texts_contain_no_flag_with_an_unquoted_value():
   texts_of = {str(file.relative_to(ROOT)): file.read_text() for file in FILES}
   found = {
     file: {*unquoted(ast.parse(text))} - PLAIN.get(file, set()) for file, text in texts_of.items() if "--" in text
@@ -51,7 +51,7 @@ def test_newcomer_5_no_text_contains_a_flag_with_an_unquoted_value():
   assert {file: values for file, values in found.items() if values} == {}, "use texts.format_flag, or shlex"
 
 
-def test_newcomer_5_the_check_finds_an_unquoted_value():
+def test_unquoted_values_are_detected():
   assert list(unquoted(ast.parse("say(f'tensorboard --logdir={workdir}')"))) == ["workdir"]
   assert not list(unquoted(ast.parse("run([f'--logdir={workdir}'])\nsay(f'--logdir={shlex.quote(workdir)}')")))
 
@@ -60,12 +60,12 @@ VALUES = ("runs/a", "my runs/[1] é", "it's", "$HOME/`id`", "a;b&c", 'say "x"', 
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_newcomer_5_a_flag_survives_a_shell(value):
+def test_formatted_flags_survive_a_shell(value):
   assert shlex.split(texts.format_flag("logdir", value)) == [f"--logdir={value}"]
   assert shlex.split(texts.format_flag("mean", (0.5, 0.25))) == ["--mean=(0.5,0.25)"]
 
 
-def test_newcomer_5_flags_in_notes_survive_a_shell():
+def test_flags_in_notes_survive_a_shell():
   [note] = metadata.describe_normalisation({"mean": (0.4, 0.5, 0.6), "std": (0.5, 0.5, 0.5)})
   assert shlex.split(note)[-1] == "--config.data.mean=(0.4,0.5,0.6)"
   description = Description(Choice("ViT-S/8", {"stages": (1, 2)}), 32, 3)

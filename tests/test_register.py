@@ -1,4 +1,4 @@
-"""Registration by users: names behave as built-in ones, and a mistake is one line."""
+"""Tests of registration by users: names behave like built-in names, and errors are one line."""
 
 import dataclasses
 import pathlib
@@ -22,14 +22,14 @@ EXAMPLE = runs.ROOT / "examples/extend"
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path_factory, monkeypatch):
-  """Nothing is registered, and what is remembered is this test's own."""
+  """Starts with no registered names, and restores the import path."""
   monkeypatch.setattr(sys, "path", list(sys.path))
   forget()
   yield
   forget()
 
 
-# What can be registered.
+# Objects that users can register.
 
 
 def reader(name, row, split, *, size: int = 3, train: str = "train", val: str | None = None, test: str = "test"): ...
@@ -38,7 +38,7 @@ def reader(name, row, split, *, size: int = 3, train: str = "train", val: str | 
 def model(image_size, channels, classes, rngs, *, dtype: models.ShardingRules = (), wide: bool = False): ...
 
 
-def test_f1_a_registered_reader_is_in_all_tables():
+def test_registered_reader_is_in_all_tables():
   register.reader("own", exif=True, flip=False)(reader)
   for table in (catalog.READERS, catalog.DATA, catalog.EVAL_DATA, catalog.PARTS):
     assert "own" in table and schema.read_keywords(schema.lookup(table, "own")[0])["size"] == 3
@@ -50,7 +50,7 @@ def test_f1_a_registered_reader_is_in_all_tables():
     schema.lookup(catalog.DATA, "owm")
 
 
-def test_f1_a_dataset_is_one_line():
+def test_dataset_is_registered_in_one_line():
   register.dataset("birds", "folder", path="/data/birds", classes=3, splits={"train": 9}, exif=False)
   bound = schema.bind(Choice("birds", {"image_size": 8}), schema.lookup(catalog.DATA, "birds"))
   assert bound.args["path"] == "/data/birds" and bound.args["exif"] is False and bound.args["holdout"] == 0.2
@@ -60,7 +60,7 @@ def test_f1_a_dataset_is_one_line():
 
 
 @pytest.mark.heavy
-def test_f1_optimizers_and_schedules_are_one_function_each():
+def test_optimizer_and_schedule_are_one_function_each():
   @register.optimizer("sign")
   def sign(*, scale: schema.Positive = 1.0):
     return optax.chain(optax.scale_by_sign(), optax.scale(scale))
@@ -78,7 +78,7 @@ def test_f1_optimizers_and_schedules_are_one_function_each():
   np.testing.assert_allclose(updates["kernel"], [-0.05, 0.05], rtol=1e-6)
 
 
-def test_f1_an_evaluation_names_its_figures():
+def test_registered_evaluation_names_its_figures():
   @register.evaluation("own", figures=lambda args: [f"at_{args['k']}"])
   def own(subject, *, k: int = 3): ...
 
@@ -86,7 +86,7 @@ def test_f1_an_evaluation_names_its_figures():
   assert evals.list_figure_names(bound) == ["at_3"] and bound.args["every"] == schema.Duration("20%")
 
 
-# Mistakes.
+# Errors.
 
 
 def bad_arguments(name, row, split, path, *, train: str = "train", val: str | None = None, test: str = "test"): ...
@@ -184,7 +184,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_f1_a_mistake_in_a_registration_is_one_line(case):
+def test_invalid_registration_is_an_error_of_one_line(case):
   attempt, problem = MISTAKES[case]
   here = rf"^{re.escape(str(pathlib.Path(__file__).relative_to(pathlib.Path.cwd())))}, line \d+: register\."
   with pytest.raises(ConfigError, match=here) as error:
@@ -203,7 +203,7 @@ def first(peak, total, warmup, steps):
 """
 
 
-def test_f1_one_name_is_registered_once(tmp_path):
+def test_second_registration_of_a_name_is_an_error(tmp_path):
   (tmp_path / "a.py").write_text(source("own"))
   (tmp_path / "b.py").write_text(source("own"))
   extensions.run_file(tmp_path / "a.py")
@@ -218,7 +218,7 @@ def test_f1_one_name_is_registered_once(tmp_path):
     extensions.run_file(tmp_path / "c.py")
 
 
-def test_newcomer_6_a_mistake_has_the_file_and_the_line_of_the_call(tmp_path, monkeypatch):
+def test_registration_error_names_file_and_line_of_the_call(tmp_path, monkeypatch):
   file = tmp_path / "own.py"
   file.write_text('from vit_jax import register\n\nregister.dataset(\n  "my digits", "my_arrays", path="x"\n)\n')
   with pytest.raises(
@@ -231,6 +231,6 @@ def test_newcomer_6_a_mistake_has_the_file_and_the_line_of_the_call(tmp_path, mo
     extensions.run_file(file)
 
 
-def test_newcomer_6_code_without_a_file_has_no_place():
+def test_registration_error_of_code_without_a_file_has_no_place():
   with pytest.raises(ConfigError, match=r"^register\.dataset: 'a b' is not a valid name\."):
     exec(compile("register.dataset('a b', 'folder')", "<cell>", "exec"), {"register": register})

@@ -1,4 +1,4 @@
-"""The four examples of docs/extend, from training to a sweep."""
+"""Tests of the four examples of docs/extend, from training to a sweep."""
 
 import dataclasses
 import inspect
@@ -24,7 +24,7 @@ EXAMPLE = runs.ROOT / "examples/extend"
 
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch):
-  """Nothing is registered when a test begins."""
+  """Starts each test with no registered names, and restores the import path."""
   monkeypatch.setattr(sys, "path", list(sys.path))
   forget()
   yield
@@ -33,7 +33,7 @@ def own_names(monkeypatch):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-  """An .npz file for the reader of the examples: 64 images to train on and 16 to test."""
+  """Writes an .npz file for the reader of the examples, with 64 training images and 16 test images."""
   path, draw = tmp_path_factory.mktemp("arrays") / "digits.npz", np.random.default_rng(0)
   arrays = {}
   for split, count in (("train", 64), ("test", 16)):
@@ -51,13 +51,13 @@ def keys(data):
 
 
 def parts(data, devices=8, **changes):
-  """The run of examples/extend/config.py on some of the fake devices."""
+  """Builds the run of examples/extend/config.py on some of the fake devices."""
   run = build.complete(config.resolve(flags.load_config(str(EXAMPLE / "config.py"), keys(data) | changes)))
   return build.build(run, jax.devices()[:devices])
 
 
 @pytest.mark.heavy
-def test_f1_the_examples_are_built_as_built_in_choices_are(data):
+def test_examples_are_built_like_built_in_choices(data):
   made = parts(data, **{"mesh.data": "4", "mesh.fsdp": "2"})
   assert "fsdp" in str(made.state_shapes.params["embedding/kernel"].sharding.spec)
   assert {row["names"][0] for row in made.identity["extensions"]} == {
@@ -69,7 +69,7 @@ def test_f1_the_examples_are_built_as_built_in_choices_are(data):
 
 
 @pytest.mark.heavy
-def test_f1_a_parameter_without_a_row_in_the_sharding_table_is_one_line(data):
+def test_parameter_without_a_sharding_row_is_an_error(data):
   parts(data)
   row = models.table.TABLE["patch_mlp"]
   models.table.TABLE["patch_mlp"] = dataclasses.replace(row, rows=row.rows[1:])
@@ -78,7 +78,7 @@ def test_f1_a_parameter_without_a_row_in_the_sharding_table_is_one_line(data):
 
 
 @pytest.mark.heavy
-def test_f1_gamma_zero_is_the_cross_entropy():
+def test_focal_loss_with_gamma_zero_is_the_cross_entropy():
   extensions.run_file(EXAMPLE / "config.py")
   supplied = stages.supplied()
   logits, targets = np.array([[2.0, 0.0, -1.0]], np.float32), np.array([[0.0, 1.0, 0.0]], np.float32)
@@ -90,7 +90,7 @@ def test_f1_gamma_zero_is_the_cross_entropy():
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-  """(workdir, result) of a run of the examples, uninterrupted."""
+  """The workdir and the result of an uninterrupted run of the examples."""
   workdir = tmp_path_factory.mktemp("run") / "whole"
   result = loop.train(parts(data, devices=1), workdir)
   forget()
@@ -98,7 +98,7 @@ def trained(data, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_f1_a_killed_run_continues_to_the_same_bits(data, trained, tmp_path):
+def test_interrupted_run_resumes_with_the_same_bits(data, trained, tmp_path):
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts(data, devices=1), 4), tmp_path / "run")
   forget()
@@ -108,7 +108,7 @@ def test_f1_a_killed_run_continues_to_the_same_bits(data, trained, tmp_path):
 
 
 @pytest.mark.heavy
-def test_f1_figures_are_those_of_numpy(data, trained):
+def test_figures_match_numpy(data, trained):
   model = vit_jax.load(trained[0])  # imports the four files again
   assert {name for _, name in extensions.list_registered()} == {"arrays", "patch_mlp", "focal", "brier"}
   stored = np.load(data)
@@ -123,7 +123,7 @@ def test_f1_figures_are_those_of_numpy(data, trained):
 
 
 @pytest.mark.long
-def test_f1_every_verb_opens_the_run_in_a_process_of_its_own(data, trained, tmp_path):
+def test_every_verb_opens_the_run_in_a_new_process(data, trained, tmp_path):
   workdir, _ = trained
   photo = runs.ROOT / "docs/digits.png"
   sweep = [f"--config.{key}={value}" for key, value in (keys(data) | {"total": "1"}).items()]
@@ -144,14 +144,14 @@ def test_f1_every_verb_opens_the_run_in_a_process_of_its_own(data, trained, tmp_
 
 
 @pytest.mark.heavy
-def test_f1_input_processes_have_the_reader_of_the_user(data, tmp_path):
+def test_input_processes_use_the_reader_of_the_user(data, tmp_path):
   with_workers = loop.train(parts(data, devices=1, **{"data.workers": "1", "total": "2"}), tmp_path / "workers")
   without = loop.train(parts(data, devices=1, **{"data.workers": "0", "total": "2"}), tmp_path / "threads")
   assert with_workers["weights_sha256"] == without["weights_sha256"]
 
 
 @pytest.mark.long
-def test_f1_a_change_of_the_code_is_noted_at_a_restart(data, trained):
+def test_changed_extension_code_is_noted_at_a_restart(data, trained):
   about = checkpoints.read_description(trained[0], provenance.check_metadata)
   assert len(about["identity"]["extensions"]) == 4
   now = json.loads(json.dumps(about["identity"]))
@@ -163,7 +163,7 @@ def test_f1_a_change_of_the_code_is_noted_at_a_restart(data, trained):
   )
 
 
-def test_f1_the_page_shows_the_examples_as_they_are():
+def test_page_names_all_examples_and_decorators():
   page = (runs.ROOT / "docs/extend/index.md").read_text()
   for name in ("array_reader", "patch_mlp", "focal_task", "brier_evaluation", "config"):
     assert f"examples/extend/{name}.py" in page

@@ -1,4 +1,4 @@
-"""Registered models whose modules have nothing in common with built-in ones, in all that opens a run."""
+"""Tests of registered models that differ completely from built-in models, in every verb that opens a run."""
 
 import sys
 
@@ -19,7 +19,7 @@ from vit_jax.schema import Choice, ConfigError
 from vit_jax.training import build, loop
 
 EXAMPLE = runs.ROOT / "examples/extend"
-# A patch layer of another name, and attributes that built-in modules use with another meaning.
+# The model has a patch layer of another name, and attributes that have another meaning in built-in modules.
 BAG = """
 import sys
 sys.path.append({examples!r})
@@ -59,7 +59,7 @@ def get_config():
 
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch):
-  """Nothing is registered when a test begins."""
+  """Starts each test with no registered names, and restores the import path."""
   monkeypatch.setattr(sys, "path", list(sys.path))
   forget()
   yield
@@ -68,7 +68,7 @@ def own_names(monkeypatch):
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-  """A config that registers the model, and its data beside it."""
+  """Writes a config that registers the model, and its data in the same folder."""
   folder, draw = tmp_path_factory.mktemp("bag"), np.random.default_rng(0)
   arrays = {"classes": ["a", "b", "c"]}
   for split, count in (("train", 32), ("test", 8)):
@@ -86,7 +86,7 @@ def parts(file, **changes):
 
 
 @pytest.mark.long
-def test_newcomer_1_a_model_of_its_own_attributes_is_trained_and_reported(file, tmp_path, capsys):
+def test_model_with_other_attributes_is_trained_and_reported(file, tmp_path, capsys):
   made = parts(file)
   assert made.forward_flops > 0 and made.task.fields.patch is None
   loop.train(made, tmp_path / "run")
@@ -105,14 +105,14 @@ def test_newcomer_1_a_model_of_its_own_attributes_is_trained_and_reported(file, 
 
 
 @pytest.mark.heavy
-def test_newcomer_1_a_task_that_hides_patches_refuses_a_model_without_them(file):
+def test_masking_task_with_a_model_without_patches_is_an_error(file):
   for task in ("masked_autoencoder", "masked_patches"):
     with pytest.raises(ConfigError, match="the tokens of bag are not patches of the image"):
       parts(file, **{"task.name": task})
 
 
 @pytest.mark.heavy
-def test_newcomer_1_an_error_of_the_users_module_has_its_line(file, tmp_path):
+def test_error_in_a_user_module_is_reported_with_its_line(file, tmp_path):
   broken = tmp_path / "broken.py"
   broken.write_text(file.read_text().replace("jax.nn.relu(tokens).mean(1)", "jax.nn.rely(tokens).mean(1)"))
   line = next(n for n, text in enumerate(broken.read_text().splitlines(), 1) if "rely" in text)
@@ -121,7 +121,7 @@ def test_newcomer_1_an_error_of_the_users_module_has_its_line(file, tmp_path):
 
 
 @pytest.mark.heavy
-def test_newcomer_1_a_model_that_accepts_patches_can_have_them_hidden(file):
+def test_masking_tasks_accept_a_model_that_accepts_patches(file):
   parts(file)  # registers the reader
 
   @register.model("cut", image_size=16, sharding=vit.SHARDING)
@@ -136,7 +136,7 @@ def test_newcomer_1_a_model_that_accepts_patches_can_have_them_hidden(file):
 
 
 @pytest.mark.heavy
-def test_newcomer_1_a_transformer_of_a_user_shows_where_it_looks(tmp_path):
+def test_report_shows_attention_maps_of_a_user_transformer(tmp_path):
   @register.model("own", image_size=16, classes=3, sharding=vit.SHARDING)
   def own(image_size, channels, classes, rngs, *, dtype: str = "float32"):
     return vit.vit((8, 1, 2, 8), 8, image_size, channels, classes, rngs, dtype=dtype)

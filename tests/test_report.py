@@ -16,7 +16,7 @@ def run_report(capsys, *words):
   return "".join(capsys.readouterr()), code
 
 
-def test_the_page_of_one_workdir_lies_in_it_and_of_several_here(tmp_path, monkeypatch):
+def test_page_is_in_a_single_workdir_or_in_the_current_folder(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   first, second = (workdirs.run(tmp_path / name) for name in ("a", "b"))
   assert report.choose_output_path([first]) == first / "report.html"
@@ -35,7 +35,7 @@ def test_the_page_of_one_workdir_lies_in_it_and_of_several_here(tmp_path, monkey
     (["a", "--export=wnadb"], ["--export", "'wnadb'", "'wandb'", "'mlflow'", "'trackio'"]),
   ],
 )
-def test_a_mistake_is_named_and_nothing_is_written(words, parts, tmp_path, monkeypatch, capsys):
+def test_invalid_command_is_an_error_and_writes_no_page(words, parts, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   workdirs.run(tmp_path / "a")
   output, code = run_report(capsys, *words)
@@ -43,7 +43,7 @@ def test_a_mistake_is_named_and_nothing_is_written(words, parts, tmp_path, monke
   assert not list(tmp_path.rglob("*.html")) + list(tmp_path.rglob("*.pdf"))
 
 
-def test_runs_are_given_to_a_tracker_and_no_page_is_made(tmp_path, monkeypatch, capsys):
+def test_export_sends_runs_to_a_tracker_without_a_page(tmp_path, monkeypatch, capsys):
   asked = []
   monkeypatch.setattr(report.trackers, "export_metrics", lambda *words: asked.append(words) or f"{words[0].name}: sent")
   paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
@@ -52,7 +52,7 @@ def test_runs_are_given_to_a_tracker_and_no_page_is_made(tmp_path, monkeypatch, 
   assert not list(tmp_path.rglob("*.html"))
 
 
-def test_of_several_runs_one_without_lines_is_said_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+def test_export_skips_a_run_without_metrics_and_continues(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(report.trackers, "export_metrics", lambda *words: f"{words[0].name}: sent")
   paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
   (paths[0] / "metrics.jsonl").write_text("")

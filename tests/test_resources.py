@@ -1,4 +1,4 @@
-"""A start that lacks open files, address space or threads is one line and exit code 2, before anything is imported."""
+"""Tests that low limits of files, address space or threads give one line and exit code 2 before any import."""
 
 import os
 import resource
@@ -24,7 +24,7 @@ def limited(number, value, *words):
   )
 
 
-@pytest.mark.heavy  # a process
+@pytest.mark.heavy  # starts a process
 @pytest.mark.parametrize(
   ("number", "value", "message"),
   [
@@ -38,7 +38,7 @@ def limited(number, value, *words):
   ],
 )
 @pytest.mark.parametrize("verb", ["train", "predict"])
-def test_g_a_start_with_a_low_limit_is_one_line(verb, number, value, message):
+def test_start_with_a_low_limit_is_an_error_of_one_line(verb, number, value, message):
   ended = limited(number, value, "-m", f"vit_jax.{verb}", "--help")
   assert (ended.returncode, ended.stdout) == (2, "")
   assert ended.stderr.startswith(f"error: {message}") and len(ended.stderr.splitlines()) == 1
@@ -53,16 +53,16 @@ resources.check_limits()
 """
 
 
-@pytest.mark.long  # a process
+@pytest.mark.long  # starts a process
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another account, which only root may")
-def test_g_few_process_ids_are_one_line():
+def test_low_limit_of_processes_is_an_error_of_one_line():
   ended = subprocess.run([sys.executable, "-c", FEW], cwd=runs.ROOT, capture_output=True, text=True, timeout=60)
   assert ended.returncode == 2
   assert ended.stderr.startswith("error: only 29 of 112 required threads") and len(ended.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("possible", [1, 5])
-def test_g_threads_that_were_started_end_in_any_case(monkeypatch, possible):
+def test_started_threads_end_if_the_check_fails(monkeypatch, possible):
   before, start = threading.active_count(), threading.Thread.start
 
   def refuse(thread):
@@ -79,8 +79,8 @@ def test_g_threads_that_were_started_end_in_any_case(monkeypatch, possible):
   assert threading.active_count() == before
 
 
-@pytest.mark.heavy  # a process
-def test_g_a_program_with_enough_goes_on_and_may_open_more_files():
+@pytest.mark.heavy  # starts a process
+def test_sufficient_limits_pass_and_the_file_limit_is_raised():
   code = "import resource; from vit_jax import resources; print(resources.find_problem(), resource.getrlimit(7))"
   code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (32, 1000)); {code}".replace(
     "getrlimit(7)", "getrlimit(resource.RLIMIT_NOFILE)"

@@ -1,4 +1,4 @@
-"""Shapes in signatures: every public function has them, the tests check them, a run does not."""
+"""Tests of shapes in signatures: every public function has them, tests check them, and runs do not."""
 
 import ast
 import os
@@ -24,12 +24,12 @@ SHAPED = (
   PACKAGE / "losses.py",
   PACKAGE / "evals" / "probes.py",
 )
-# Inside of a kernel are references to memory, and vectors of a size that the chip has.
+# Kernels contain references to memory, and vectors with sizes of the chip.
 KERNELS = PACKAGE / "models" / "kernels" / "tiling.py"
 
 
 def public(tree):
-  """Functions of a module and methods of its classes that others call; a class is made of settings and of modules."""
+  """Yields the public functions of a module and methods of its classes. Constructors only take settings and modules."""
   for owner in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
     for node in owner.body:
       if isinstance(node, ast.FunctionDef) and (node.name == "__call__" or not node.name.startswith("_")):
@@ -37,7 +37,7 @@ def public(tree):
 
 
 def bare(annotation):
-  """Whether an annotation names an array without its shape."""
+  """Returns whether an annotation contains an array without a shape."""
   shaped = {
     part
     for node in ast.walk(annotation)
@@ -58,7 +58,7 @@ def bare(annotation):
     ("int", False),
   ],
 )
-def test_an_array_without_its_shape_is_noticed(annotation, expected):
+def test_arrays_without_shapes_are_detected(annotation, expected):
   assert bare(ast.parse(annotation, mode="eval").body) is expected
 
 
@@ -75,30 +75,30 @@ def test_every_public_function_has_shapes(file):
 
 
 @pytest.mark.heavy
-def test_a_wrong_number_of_classes_is_an_error():
+def test_wrong_number_of_classes_is_an_error():
   with pytest.raises(jaxtyping.TypeCheckError, match="'targets'"):
     losses.softmax_cross_entropy(jnp.zeros((2, 3)), jnp.zeros((2, 4)))
 
 
 @pytest.mark.heavy
-def test_a_wrong_result_is_an_error():
+def test_wrong_result_type_is_an_error():
   with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
     layers.LayerNorm(3, eps=1e-6, dtype=jnp.int32)(jnp.zeros((2, 3)))
 
 
-def test_the_fields_of_a_value_fit_each_other():
+def test_inconsistent_shapes_of_fields_are_an_error():
   with pytest.raises(jaxtyping.TypeCheckError):
     probes.Probe(np.zeros(3), np.ones(3), np.zeros((3, 5), np.float32))  # the constant's row is missing
 
 
 @pytest.mark.heavy
-def test_a_trace_is_checked_too():
+def test_shapes_are_checked_in_traces_too():
   with pytest.raises(jaxtyping.TypeCheckError):
     jax.eval_shape(losses.kl_divergence, jnp.zeros((2, 3)), jnp.zeros((3, 3)))
 
 
 @pytest.mark.long
-def test_a_run_checks_nothing():
+def test_runs_do_not_check_shapes():
   code = """
 import sys
 import jax.numpy as jnp

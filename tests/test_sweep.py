@@ -1,4 +1,4 @@
-"""The sweep command: mistakes, rendered commands, and one that is killed, stopped and continued to its end."""
+"""Tests of the sweep command: errors, rendered commands, and a sweep that is killed, stopped and resumed."""
 
 import json
 import pathlib
@@ -37,7 +37,7 @@ def sweep():
     ("def sweep():\n  return [{}]", ["--launch=--tpu=v3-8"], "--launch", "launch sweep"),
   ],
 )
-def test_a_mistake_is_one_line_before_anything_is_started(tmp_path, body, flags, place, word):
+def test_invalid_sweep_is_an_error_before_a_trial_starts(tmp_path, body, flags, place, word):
   prepare_dataset("digits")
   file = studies.sweep_file(tmp_path, body)
   with pytest.raises(ConfigError) as error:
@@ -47,13 +47,13 @@ def test_a_mistake_is_one_line_before_anything_is_started(tmp_path, body, flags,
   assert not (tmp_path / "w").exists()
 
 
-def test_a_workdir_that_is_a_file_is_refused(tmp_path):
+def test_workdir_that_is_a_file_is_an_error(tmp_path):
   file = studies.sweep_file(tmp_path, SWEEP)
   with pytest.raises(ConfigError, match=r"--workdir: .*it.py is a file"):
     sweep.main([f"--config={file}", f"--workdir={file}"])
 
 
-def test_rendering_prints_a_command_for_each_trial_and_starts_none(tmp_path, capsys):
+def test_render_prints_a_command_for_each_trial(tmp_path, capsys):
   file = studies.sweep_file(tmp_path, SWEEP)
   sweep.main([f"--config={file}", f"--workdir={tmp_path / 'w'}", "--render"])
   *commands, comment = capsys.readouterr().out.splitlines()
@@ -65,7 +65,7 @@ def test_rendering_prints_a_command_for_each_trial_and_starts_none(tmp_path, cap
   assert not (tmp_path / "w").exists()
 
 
-def test_rendering_for_launch_names_each_trial(tmp_path, capsys):
+def test_render_for_launch_names_each_trial(tmp_path, capsys):
   file, flags = studies.sweep_file(tmp_path, SWEEP), "--backend=qr --tpu=v3-8 --env='A=b c'"
   words = [f"--config={file}", f"--workdir={tmp_path / 'My_W'}", "--render", f"--launch={flags}"]
   sweep.main(words)
@@ -75,7 +75,7 @@ def test_rendering_for_launch_names_each_trial(tmp_path, capsys):
     assert program.startswith(f"vit_jax.train --config={file} --workdir={tmp_path / 'My_W'}/trials/")
 
 
-def test_what_is_finished_elsewhere_is_collected_and_then_the_last_run_is_rendered(tmp_path, capsys):
+def test_collected_results_allow_rendering_the_final_run(tmp_path, capsys):
   body = 'def sweep():\n  return Sweep(product({"optim.lr": (0.1, 0.2)}), final=[{"seed": 4}])\n'
   study = [f"--config={studies.sweep_file(tmp_path, body)}", f"--workdir={tmp_path / 'w'}"]
 
@@ -97,7 +97,7 @@ def test_what_is_finished_elsewhere_is_collected_and_then_the_last_run_is_render
   with pytest.raises(ConfigError, match="no trial is done"):
     run("--collect")
   finish(first, 0.5)
-  assert len(run("--render")) == 2  # nothing is decided before all have ended, unless that is asked for
+  assert len(run("--render")) == 2  # no decision before all trials have ended, unless --decide is given
   assert "--config.optim.lr=0.1" in run("--render", "--decide")[2]
   run("--collect")
   assert [t["status"] for t in json.loads((tmp_path / "w/sweep.json").read_text())["trials"]] == ["done", "waiting"]
@@ -111,7 +111,7 @@ def test_what_is_finished_elsewhere_is_collected_and_then_the_last_run_is_render
 
 
 @pytest.mark.long
-def test_a_sweep_that_is_killed_and_stopped_continues_to_its_end(tmp_path):
+def test_killed_and_stopped_sweep_resumes_to_its_end(tmp_path):
   prepare_dataset("digits")
   workdir = tmp_path / "w"
   flags = [f"--config={studies.sweep_file(tmp_path, SWEEP)}", f"--workdir={workdir}", "--parallel=2"]
@@ -128,13 +128,13 @@ def test_a_sweep_that_is_killed_and_stopped_continues_to_its_end(tmp_path):
     while not condition() and time.monotonic() < deadline:
       time.sleep(0.1)
 
-  # Killed as soon as a trial has ended, while others run.
+  # The first process is killed as soon as a trial has ended, while other trials run.
   first = runs.command("sweep", *flags)
   until(ended)
   first.kill()
   first.communicate()
   before = ended()
-  # Asked to stop when all trials have ended and the last run is under way.
+  # The second process is stopped when all trials have ended and the final run has started.
   second = runs.command("sweep", *flags)
   until(lambda: recorded("final"))
   second.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Whole runs: results, restarts bit for bit after any death, refusals, other meshes."""
+"""Tests of whole runs: results, bit-exact restarts after interruptions, errors, and other meshes."""
 
 import argparse
 import contextlib
@@ -34,7 +34,7 @@ def prepared():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-  """An uninterrupted run of 12 steps on one device, as a user starts it."""
+  """An uninterrupted run of 12 steps on one device, started like a user."""
   workdir = tmp_path_factory.mktemp("whole")
   printed = runs.finish(runs.command("train", *runs.words(workdir)))
   return workdir, printed, json.loads((workdir / "result.json").read_text())
@@ -44,7 +44,7 @@ def weights(workdir):
   return json.loads((workdir / "result.json").read_text())["weights_sha256"]
 
 
-def test_a_run_says_what_it_does_and_leaves_its_figures(whole):
+def test_run_prints_progress_and_writes_its_figures(whole):
   workdir, printed, result = whole
   for words in ("parameters", "12/12  100%", "images/s", "left", "f1_macro", "goodput", "tensorboard --logdir"):
     assert words in printed, words
@@ -69,7 +69,7 @@ def test_a_run_says_what_it_does_and_leaves_its_figures(whole):
 
 
 @pytest.mark.long
-def test_a_finished_run_does_nothing_and_says_so(whole):
+def test_finished_run_reports_that_it_is_finished_and_changes_no_file(whole):
   workdir = whole[0]
   before = {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file() and file.name != "lock"}
   printed = runs.finish(runs.command("train", *runs.words(workdir)))
@@ -81,7 +81,7 @@ def test_a_finished_run_does_nothing_and_says_so(whole):
 
 
 @pytest.mark.long
-def test_evaluate_gives_the_figures_of_the_end_of_training(whole):
+def test_evaluate_gives_the_final_figures_of_training(whole):
   workdir, _, result = whole
   printed = runs.finish(runs.command("evaluate", f"--workdir={workdir}"))
   for name in ("top1", "top5", "f1_macro"):
@@ -90,7 +90,7 @@ def test_evaluate_gives_the_figures_of_the_end_of_training(whole):
 
 
 def read_until_step(process, step):
-  """Reads a run's lines until the one of `step`."""
+  """Reads a run's output until the line of `step`."""
   for line in process.stdout:
     if line.lstrip().startswith(f"{step}/"):
       return
@@ -98,7 +98,7 @@ def read_until_step(process, step):
 
 
 def stopped_in_a_save(process, folder):
-  """Stops a run while it writes a checkpoint; the step that is half written. A stopped process cannot finish it."""
+  """Stops a run while it writes a checkpoint, and returns the step of this partial checkpoint."""
   while process.poll() is None:
     if any(folder.glob("*tmp*")):
       process.send_signal(signal.SIGSTOP)
@@ -110,7 +110,7 @@ def stopped_in_a_save(process, folder):
   pytest.fail(f"no save was seen: {process.stderr.read()[-3000:]}")
 
 
-def test_killed_at_a_step_and_in_a_save_a_run_ends_with_the_same_bits(whole, tmp_path):
+def test_run_killed_at_a_step_and_in_a_save_ends_with_the_same_bits(whole, tmp_path):
   command = ("train", *runs.words(tmp_path, checkpoint__every=1, log__every=1))
   first = runs.command(*command)
   read_until_step(first, 3)
@@ -120,7 +120,7 @@ def test_killed_at_a_step_and_in_a_save_a_run_ends_with_the_same_bits(whole, tmp
   assert saved and max(saved) < 12
 
   second = runs.command(*command)
-  read_until_step(second, max(saved) + 2)  # while the step before may still be on its way to the disk
+  read_until_step(second, max(saved) + 2)  # the previous checkpoint may still be incomplete
   step = stopped_in_a_save(second, tmp_path / "checkpoints")
   second.kill()
   second.communicate()
@@ -146,7 +146,7 @@ def test_sigterm_finishes_the_step_saves_and_exits_42(whole, tmp_path):
 
 
 @pytest.mark.long
-def test_another_config_in_the_same_workdir_is_refused_with_the_differences(whole):
+def test_another_config_in_a_workdir_is_an_error_with_the_differences(whole):
   workdir = whole[0]
   message = runs.finish(runs.command("train", *runs.words(workdir, **{"optim.lr": "0.5", "batch": 32})), 2)
   assert "optim.lr: 0.003 -> 0.5" in message
@@ -155,7 +155,7 @@ def test_another_config_in_the_same_workdir_is_refused_with_the_differences(whol
 
 
 @pytest.mark.long
-def test_the_checkpoint_says_the_config_whatever_becomes_of_config_json(whole, tmp_path):
+def test_config_is_read_from_the_checkpoint_if_config_json_is_damaged(whole, tmp_path):
   shutil.copytree(whole[0], tmp_path / "run")
   file, parts, other = tmp_path / "run/config.json", runs.parts(1), runs.parts(1, seed=1)
   stored = json.loads(file.read_text())
@@ -169,7 +169,7 @@ def test_the_checkpoint_says_the_config_whatever_becomes_of_config_json(whole, t
 
 
 @pytest.mark.long
-def test_the_treatment_of_bad_images_may_change_at_a_restart(tmp_path):
+def test_on_error_may_change_at_a_restart(tmp_path):
   evals = {"evals.other.name": "accuracy", "evals.other.data.name": "digits"}
   parts, other = (runs.parts(1, **evals, **{"data.on_error": how}) for how in ("raise", "skip"))
   (tmp_path / "config.json").write_text(config.dumps(parts.run))
@@ -177,7 +177,7 @@ def test_the_treatment_of_bad_images_may_change_at_a_restart(tmp_path):
   assert train.find_workdir_conflict(tmp_path, other) is None
 
 
-def test_a_value_that_names_a_key_which_may_change_hides_no_difference():
+def test_only_listed_keys_may_change_at_a_restart():
   assert [key for key in ("total", "log.every", "limits.step", "data.prefetch", "evals.a.data.on_error") if
           not train.may_change(key)] == []  # fmt: skip
   assert not any(map(train.may_change, ("totals", "data", "data.path", "logs", "model.name", "x.data.on_error")))
@@ -185,7 +185,7 @@ def test_a_value_that_names_a_key_which_may_change_hides_no_difference():
 
 @pytest.fixture
 def saved(tmp_path):
-  """(photos of two classes, flags of a run on them that has a checkpoint, its workdir)."""
+  """Photos of two classes, the flags of a run on them that has a checkpoint, and its workdir."""
   for label, i in itertools.product("ab", range(20)):
     file = tmp_path / "photos" / label / f"{i}.png"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -204,12 +204,12 @@ def saved(tmp_path):
 
 
 @pytest.mark.long
-def test_other_data_are_refused_before_a_state_is_read_and_nothing_changes(saved, monkeypatch):
+def test_changed_data_are_an_error_before_the_state_is_read(saved, monkeypatch):
   photos, words, workdir = saved
   before = {file: file.stat().st_mtime_ns for file in workdir.rglob("*")}
   monkeypatch.setattr(jax, "devices", lambda devices=jax.devices()[:1]: devices)
   (photos / "c").mkdir()
-  (photos / "c" / "0.png").write_bytes(image(0))  # the head has another shape now
+  (photos / "c" / "0.png").write_bytes(image(0))  # the head now has another shape
   with pytest.raises(schema.ConfigError) as error:
     train.main(words)
   assert f"--workdir: {workdir} contains a run with other data. Restore them" in str(error.value)
@@ -222,7 +222,7 @@ def test_other_data_are_refused_before_a_state_is_read_and_nothing_changes(saved
 
 
 @pytest.mark.long
-def test_a_run_that_was_begun_before_exif_counted_goes_on_without(saved, monkeypatch, capsys):
+def test_run_of_a_version_without_exif_resumes_without_it(saved, monkeypatch, capsys):
   _, words, workdir = saved
   file, flagged = "configs/folder.py:cct_2_3x2_32", flags.split_overrides(words)[0]
   run = build.complete(config.resolve(flags.load_config(file, flagged)))
@@ -243,7 +243,7 @@ def test_a_run_that_was_begun_before_exif_counted_goes_on_without(saved, monkeyp
 
 
 @pytest.mark.long
-def test_a_second_process_in_the_workdir_is_refused(tmp_path):
+def test_second_process_in_a_workdir_is_an_error(tmp_path):
   with runtime.claim_workdir(tmp_path):
     message = runs.finish(runs.command("train", *runs.words(tmp_path)), 2)
   assert f"in use by process {os.getpid()}" in message
@@ -263,7 +263,7 @@ def on(devices, **changes):
 
 
 def stepped(parts):
-  """Parameters after all steps of a run: its loop without anything beside."""
+  """Returns the parameters after all steps of a run, without evaluations and checkpoints."""
   step, state = parts.compile(), parts.init()
   with contextlib.closing(parts.batches(0)) as batches:
     for batch in itertools.islice(batches, parts.total):
@@ -273,7 +273,7 @@ def stepped(parts):
 
 @functools.cache
 def single(plain):
-  """Parameters of the run on one device, with or without random parts of the model."""
+  """Returns the parameters of the run on one device, with or without random layers of the model."""
   return stepped(on(1, **({"model.attention_dropout": 0, "model.stochastic_depth": 0} if plain else {})))
 
 
@@ -288,7 +288,7 @@ def test_every_mesh_trains_the_same_model(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("after", [4, 1])
-def test_eight_devices_become_four_or_one(tmp_path, after, capsys):
+def test_run_resumes_on_fewer_devices_with_the_same_result(tmp_path, after, capsys):
   def dies(params, poll):
     raise InterruptedError
 
@@ -310,7 +310,7 @@ def test_eight_devices_become_four_or_one(tmp_path, after, capsys):
 
 
 @pytest.mark.long
-def test_a_workdir_of_before_goes_on(tmp_path):
+def test_workdir_of_an_older_version_has_no_conflict(tmp_path):
   own = {"evals__own__name": "accuracy", "evals__own__data__name": "digits"}
   parts = runs.parts(1, **own)
   stored = schema.to_plain(parts.run)

@@ -1,4 +1,4 @@
-"""How `train` begins: defaults of before, a workdir that cannot be made, and what it prints first."""
+"""Tests of the start of `train`: defaults of older runs, an impossible workdir, and printed parameters."""
 
 import pathlib
 
@@ -13,7 +13,7 @@ from vit_jax.training import build
 pytestmark = pytest.mark.heavy
 
 
-def test_a_run_that_was_begun_under_another_default_goes_on_with_it(tmp_path, monkeypatch, capsys):
+def test_run_keeps_the_default_of_the_version_that_started_it(tmp_path, monkeypatch, capsys):
   file, flagged = str(runs.ROOT / "configs/folder.py:cct_2_3x2_32"), {"data.path": "/photos", "data.validation": "0"}
   run = build.complete(config.resolve(flags.load_config(file, flagged)))
   assert run.evals["test"].args["every"] == "20%"
@@ -27,7 +27,7 @@ def test_a_run_that_was_begun_under_another_default_goes_on_with_it(tmp_path, mo
   assert train.apply_stored_settings(file, explicit, run, tmp_path) == run
 
 
-def test_g13_a_run_on_a_mixture_keeps_the_order_of_classes_of_each_part(tmp_path, monkeypatch, capsys):
+def test_run_on_a_mixture_keeps_the_class_order_of_each_part(tmp_path, monkeypatch, capsys):
   file, parts = str(runs.ROOT / "configs/digits.py"), "[dict(name='folder', path='x'), dict(name='cifar10')]"
   flagged = {"data.name": "mixture", "data.parts": parts}
   run = build.complete(config.resolve(flags.load_config(file, flagged)))
@@ -46,18 +46,18 @@ def test_settings_of_an_older_run_on_other_data_are_ignored(tmp_path, monkeypatc
   file = str(runs.ROOT / "configs/digits.py")
   run = build.complete(config.resolve(flags.load_config(file)))
   monkeypatch.setattr(provenance, "stored_config", lambda *_: {"data": {"name": "folder", "path": "x"}})
-  begun = train.apply_stored_settings(file, {}, run, tmp_path)  # `objection` reports that the data are others
+  begun = train.apply_stored_settings(file, {}, run, tmp_path)  # `objection` reports that the data differ
   assert begun.data.args == run.data.args | {"exif": False} and "class_order" not in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="needs a directory in which nothing can be made")
-def test_a_workdir_that_cannot_be_made_is_an_error_before_anything_is_read(monkeypatch):
+def test_impossible_workdir_is_an_error_before_the_run_is_built(monkeypatch):
   monkeypatch.setattr(build, "build", None)
   with pytest.raises(schema.ConfigError, match=r"--workdir: /proc/run/a cannot be made in /proc: .*Name a directory"):
     train.main(runs.words("/proc/run/a"))
 
 
-def test_all_parameters_are_printed_where_that_is_asked(tmp_path, monkeypatch, capsys):
+def test_parameters_flag_prints_all_parameters(tmp_path, monkeypatch, capsys):
   made = runs.parts(1)
   monkeypatch.setattr(build, "build", lambda run, devices: made)
   monkeypatch.setattr(train.loop, "train", lambda *_: dict.fromkeys(("images_per_second", "train_seconds"), 1.0))

@@ -1,4 +1,4 @@
-"""Every verb that reads weights selects them by the same rule and options, and prints what it selected."""
+"""Tests that every verb selects weights by the same rule and options, and prints its selection."""
 
 import argparse
 import dataclasses
@@ -23,7 +23,7 @@ LISTED = "left out, not part of this model: dino_loss.center"
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-  """A file with raw and averaged weights of a model, its loss beside them, and what a config.json says."""
+  """Writes a file with raw and averaged weights of a model and a tensor of its loss, and a config.json."""
   tensors = {"dino_loss.center": np.ones(3, np.float32)}
   for prefix, arrays in (("model.", RAW), ("model_ema.", AVERAGE)):
     tensors |= {prefix + name: tensor for name, tensor in importers.export_tensors(arrays, MODEL, "timm").items()}
@@ -35,7 +35,7 @@ def both(tmp_path_factory):
 
 
 def selected(arrays) -> str:
-  """Which of the weights these are."""
+  """Returns whether weights are the averaged or the raw ones."""
   key = "blocks/0/mlp/up/kernel"
   assert np.array_equal(arrays[key], AVERAGE[key]) or np.array_equal(arrays[key], RAW[key])
   return "averaged" if np.array_equal(arrays[key], AVERAGE[key]) else "raw"
@@ -63,7 +63,7 @@ def check_notes(notes, expected):
 
 
 @each_choice
-def test_a4_convert_and_inspect(both, tmp_path, capsys, choice, expected):
+def test_convert_and_inspect_select_weights(both, tmp_path, capsys, choice, expected):
   target = tmp_path / "new/folder/out.npz"
   convert.main([str(both), str(target), *as_flags(choice)])
   check_notes(capsys.readouterr().out.splitlines(), expected)
@@ -73,7 +73,7 @@ def test_a4_convert_and_inspect(both, tmp_path, capsys, choice, expected):
 
 
 @each_choice
-def test_a4_predict(both, choice, expected):
+def test_predict_selects_weights(both, choice, expected):
   asked = argparse.Namespace(weights=str(both), image_size=None, **{"ema": None, "prefix": None} | choice)
   use = predict.load_weights(asked)
   check_notes(use.notes, expected)
@@ -82,7 +82,7 @@ def test_a4_predict(both, choice, expected):
 
 
 @pytest.mark.heavy
-def test_a4_the_model_in_python(both):
+def test_load_in_python_selects_weights(both):
   for choice, expected in CHOICES[1:4]:
     model = vit_jax.load(both, **choice)
     check_notes(model.notes, expected)
@@ -90,7 +90,7 @@ def test_a4_the_model_in_python(both):
 
 
 @each_choice
-def test_a4_probes(both, choice, expected):
+def test_fewshot_selects_weights(both, choice, expected):
   measured = config.resolve(flags.load_config(str(runs.ROOT / "configs/fewshot.py:digits"), {}), config.Measurement)
   measured = dataclasses.replace(measured, **choice)
   weights = fewshot.load_weights(str(both), measured)
@@ -99,7 +99,7 @@ def test_a4_probes(both, choice, expected):
 
 
 @each_choice
-def test_a4_a_run_that_starts_from_weights(both, choice, expected):
+def test_init_of_a_run_selects_weights(both, choice, expected):
   words = {f"init.{key}": str(value).lower() for key, value in choice.items()} | {"init.from": str(both)}
   init = config.resolve(flags.load_config(str(runs.ROOT / "configs/digits.py"), words)).init
   arrays, notes = importers.load_fitted(init.from_, MODEL, init.head, init.ema, init.prefix)
@@ -108,14 +108,14 @@ def test_a4_a_run_that_starts_from_weights(both, choice, expected):
 
 
 @each_choice
-def test_a4_a_teacher(both, choice, expected):
+def test_teacher_selects_weights(both, choice, expected):
   frozen = importers.open_frozen(str(both), 32, "float32", **choice)
   check_notes(frozen.notes, expected)
   assert selected(frozen.load()) == expected
 
 
 @pytest.mark.long
-def test_a4_a_run_with_a_teacher_prints_what_it_read(tmp_path, capsys):
+def test_run_with_a_teacher_prints_the_selected_weights(tmp_path, capsys):
   model = small_weights.described(classes=10)
   tensors = {
     f"model_ema.{name}": t for name, t in importers.export_tensors(small_weights.arrays(model), model, "timm").items()
@@ -128,24 +128,24 @@ def test_a4_a_run_with_a_teacher_prints_what_it_read(tmp_path, capsys):
   assert f"{tmp_path}/t.safetensors: these are averaged weights" in capsys.readouterr().out
 
 
-def test_a4_a_workdir_has_no_prefix(tmp_path):
+def test_prefix_for_a_workdir_is_an_error(tmp_path):
   (tmp_path / "checkpoints").mkdir()
   with pytest.raises(ConfigError, match=r"a workdir contains one model\. Remove the prefix 'model'"):
     importers.load(tmp_path, prefix="model")
 
 
-def test_configs_of_before_have_no_choice_of_averages():
+def test_migration_removes_ema_from_configs_of_older_versions():
   before = {"init": {"from": "x", "head": "auto", "ema": False}, "task": {"name": "distill", "ema": False}}
   assert migrations.migrate_run(before) == {"init": {"from": "x", "head": "auto"}, "task": {"name": "distill"}}
   now = {"init": {"from": "x", "ema": False, "prefix": None}, "task": {"name": "distill", "ema": True}}
   assert migrations.migrate_run(now) == now
 
 
-# Folders that are missing.
+# Missing folders.
 
 
 @pytest.mark.heavy
-def test_f7_a_missing_folder_is_created_and_left_out_if_the_conversion_fails(both, tmp_path):
+def test_missing_folder_is_created_only_if_the_conversion_succeeds(both, tmp_path):
   convert.convert(both, tmp_path / "a/b/c.safetensors", None, {})
   assert sorted(path.name for path in (tmp_path / "a/b").iterdir()) == ["c.safetensors", "config.json"]
   convert.convert(both, tmp_path / "a/d/workdir", None, {})
