@@ -1,4 +1,4 @@
-"""What stands in parts of a page, as a reader finds it."""
+"""Functions that read the parts of a page."""
 
 import html
 import re
@@ -7,22 +7,22 @@ from vit_jax.reports import page
 
 
 def table(chapter: page.Chapter, title: str) -> list[dict[str, str]]:
-  """The rows of a table by its head."""
+  """Returns the rows of a table as {column: cell}."""
   part = named(chapter, title)
   return [dict(zip(part.head, row, strict=True)) for row in part.rows]
 
 
 def named(chapter: page.Chapter, title: str) -> page.Part:
-  """The part with this title."""
+  """Returns the part with this title."""
   (part,) = [part for part in chapter.parts if getattr(part, "title", None) == title]
   return part
 
 
 def titles(chapter: page.Chapter) -> list[str]:
-  """Of its parts, with the texts of those that have none."""
+  """Returns the titles of a chapter's parts, or the texts of parts without a title."""
   return [getattr(part, "title", None) or part.text for part in chapter.parts]
 
 
 def words(svg: str) -> list[str]:
-  """The texts of a drawing."""
+  """Returns the texts of a drawing."""
   return [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]

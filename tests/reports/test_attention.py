@@ -1,4 +1,4 @@
-"""vit_jax/reports/attention.py against loops and products of matrices in NumPy."""
+"""Tests of vit_jax/reports/attention.py against loops and matrix products in NumPy."""
 
 import math
 
@@ -15,7 +15,7 @@ GRID = (2, 3)
 
 
 def weights(prefix, layers=3, batch=2, heads=2, sharpness=3.0):
-  """[L, B, H, T, T]; rows sum to 1."""
+  """Returns random attention weights [L, B, H, T, T]. Rows sum to 1."""
   tokens = prefix + GRID[0] * GRID[1]
   draw = np.random.default_rng(prefix)
   return softmax(sharpness * draw.standard_normal((layers, batch, heads, tokens, tokens))).astype(np.float32)
@@ -26,7 +26,7 @@ def on_class_token(prefix, tokens):
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 5])
-def test_distance_is_the_mean_over_queries_of_the_distance_weighted_by_attention(prefix):
+def test_distance_is_the_mean_over_queries_weighted_by_attention(prefix):
   layer = weights(prefix)[0]
   found = jax.jit(lambda x: attention.measure_head_distances(x, GRID, 16))(layer)
   for image, head in np.ndindex(2, 2):
@@ -38,10 +38,10 @@ def test_distance_is_the_mean_over_queries_of_the_distance_weighted_by_attention
     np.testing.assert_allclose(found[image, head], np.mean(of_queries), rtol=1e-5)
 
 
-def test_distances_have_known_values_for_plain_patterns():
+def test_distances_have_known_values_for_simple_patterns():
   itself = np.eye(6, dtype=np.float32)[None, None]
   np.testing.assert_allclose(attention.measure_head_distances(itself, GRID, 8), [[0]])
-  mirrored = itself.reshape(1, 1, 6, *GRID)[..., ::-1, :].reshape(1, 1, 6, 6)  # each looks at the other row
+  mirrored = itself.reshape(1, 1, 6, *GRID)[..., ::-1, :].reshape(1, 1, 6, 6)  # each query attends to the other row
   np.testing.assert_allclose(attention.measure_head_distances(mirrored, GRID, 8), [[8]])
   alike = np.full((1, 1, 6, 6), 1 / 6, np.float32)
   np.testing.assert_allclose(
@@ -49,7 +49,7 @@ def test_distances_have_known_values_for_plain_patterns():
   )
 
 
-def test_what_is_seen_of_prefix_tokens_is_no_distance():
+def test_attention_to_prefix_tokens_does_not_count_as_distance():
   layer = weights(1)[0]
   half = layer.copy()
   half[..., 1:] /= 2
@@ -77,7 +77,7 @@ def test_rollout_is_the_product_of_all_layers(prefix, heads):
     np.testing.assert_allclose(found[image], expected[prefix:].reshape(GRID), rtol=1e-5, atol=1e-7)
 
 
-def test_without_prefix_tokens_the_shares_of_all_patches_sum_to_one():
+def test_rollout_without_prefix_tokens_sums_to_one():
   pooling = softmax(np.random.default_rng(0).standard_normal((2, 6))).astype(np.float32)
   found = attention.compute_rollout(list(weights(0)), pooling, GRID)
   np.testing.assert_allclose(found.sum((1, 2)), [1, 1], rtol=1e-5)

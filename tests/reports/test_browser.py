@@ -1,4 +1,7 @@
-"""The report in a real browser: nothing overflows at 400 and 1280 pixels, all text can be read in light and dark."""
+"""Tests of the report in a real browser.
+
+The layout does not overflow at 400 and 1280 pixels. All text is readable in light and dark themes.
+"""
 
 import json
 import re
@@ -22,8 +25,8 @@ pytestmark = [
 WIDTHS, THEMES = (400, 1280), ("light", "dark")
 LONG = "a_name_without_any_space_that_is_far_longer_than_a_column"
 
-# What is wrong with the layout: elements that are wider than their place or outside of the page, headers that are not
-# above their column, labels of charts that overlap.
+# Layout errors: elements that are wider than their container or outside the page, headers that are not above their
+# column, and overlapping labels of charts.
 LAYOUT = """
 (() => {
   const found = [], root = document.documentElement, at = e => `${e.tagName} ${e.textContent.slice(0, 40)}`;
@@ -57,7 +60,7 @@ LAYOUT = """
 })()
 """
 
-# Texts with less contrast to what is behind them than WCAG 2.2 asks for (4.5 to 1, criterion 1.4.3).
+# Texts with less contrast to their background than WCAG 2.2 requires (4.5 to 1, criterion 1.4.3).
 CONTRAST = """
 (() => {
   const parse = text => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
@@ -92,7 +95,7 @@ def shown():
 
 
 def one_run(folder):
-  """The chapters of a run with long names, of which nothing is trained."""
+  """Returns the chapters of a run with long names, without training a model."""
   workdir = workdirs.run(folder / "b")
   command = f"python -m vit_jax.train --config=configs/digits.py --workdir=/data/{LONG} --config.total=3ep"
   about = {"config": "configs/folder.py:cct_2_3x2_32", "about": f"Result: {'99 % of all images, ' * 9}"}
@@ -118,7 +121,7 @@ def one_run(folder):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-  """{what: file} of a page about one run and one about several."""
+  """Returns {name: file} of a page about one run and a page about several runs."""
   folder = tmp_path_factory.mktemp("pages")
   runs = [
     recorded.read_run(workdirs.run(folder / f"{LONG}_{i}", seed=i, top1=0.9 - i / 50, rate=90 + 7 * i), f"{LONG}_{i}")
@@ -132,7 +135,7 @@ def pages(tmp_path_factory):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("which", ["one", "several"])
-def test_f3_nothing_overflows_or_overlaps(shown, pages, which, width):
+def test_page_does_not_overflow_or_overlap(shown, pages, which, width):
   shown.open(pages[which], width)
   shown.wait("!document.querySelector('#comparison') || document.querySelector('#comparison svg')")
   assert shown.evaluate("document.documentElement.clientWidth") == width
@@ -149,7 +152,7 @@ HEADS = {
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_the_head_of_a_column_is_shown_whole(shown, tmp_path, head, width):
+def test_header_of_a_column_is_shown_completely(shown, tmp_path, head, width):
   rows = [["changed by flags", *(["data.path: /photos\ntotal: 6"] * (len(head) - 1))], ["a", *"bcd"[: len(head) - 1]]]
   page.write_page(tmp_path / "a.html", "a", "about", [page.Chapter("A", [page.Table("T", head, rows)])])
   shown.open(tmp_path / "a.html", width)
@@ -165,7 +168,7 @@ def test_the_head_of_a_column_is_shown_whole(shown, tmp_path, head, width):
   assert len(ends) == len(head) and all(text <= place + 0.5 for text, place in ends), ends
 
 
-def test_short_words_of_a_head_are_not_broken(shown, tmp_path):
+def test_short_words_of_a_header_are_not_broken(shown, tmp_path):
   head = ["figure", "95 % interval", "calibration error", "method"]
   page.write_page(tmp_path / "a.html", "a", "about", [page.Chapter("A", [page.Table("T", head, [["x" * 60] * 4])])])
   shown.open(tmp_path / "a.html", 400)
@@ -175,14 +178,14 @@ def test_short_words_of_a_head_are_not_broken(shown, tmp_path):
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("which", ["one", "several"])
-def test_f3_all_text_can_be_read_in_light_and_dark(shown, pages, which, theme):
+def test_all_text_is_readable_in_light_and_dark_themes(shown, pages, which, theme):
   shown.open(pages[which], 1280, dark=theme == "dark")
   found = shown.evaluate(CONTRAST)
   assert found["page"] == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 26)"}[theme]
   assert found["texts"] > 100 and found["found"] == []
 
 
-def test_f3_the_check_finds_what_is_wrong(shown, tmp_path):
+def test_layout_and_contrast_checks_detect_errors(shown, tmp_path):
   style = "body{margin:0;background:#fff;color:#999}th{position:relative;left:9px}"
   table = "<table><thead><tr><th>a</th></tr></thead><tbody><tr><td>b</td></tr></tbody></table>"
   wide = f"<div style='width:424px'>wide</div><div style='width:90px;overflow:auto'>{LONG}</div>{table}"
@@ -194,7 +197,7 @@ def test_f3_the_check_finds_what_is_wrong(shown, tmp_path):
   assert shown.evaluate(CONTRAST)["found"]
 
 
-def test_f3_numbers_on_coloured_cells_can_be_read():
+def test_numbers_on_coloured_cells_are_readable():
   def light(colour):
     linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
     return linear @ [0.2126, 0.7152, 0.0722]
@@ -206,7 +209,7 @@ def test_f3_numbers_on_coloured_cells_can_be_read():
       assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
-def test_f3_a_page_has_a_title_the_command_the_device_the_date_and_the_duration(tmp_path):
+def test_page_contains_title_command_date_and_duration(tmp_path):
   one_run(tmp_path)
   about = report.read_contents([tmp_path / "b"])
   assert report.make_title([tmp_path / "b"], about) == "b: cct_2_3x2_32 on digits"

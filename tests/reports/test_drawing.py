@@ -1,4 +1,4 @@
-"""Charts: what is drawn is in the SVG, the same bytes each time."""
+"""Tests of charts: the SVG contains the drawn data, and it is reproducible."""
 
 import re
 
@@ -16,20 +16,20 @@ def drawn(name):
     return drawing.render_svg(made, name)
 
 
-def test_words_of_a_chart_are_text_and_no_formulas():
+def test_words_of_a_chart_are_text_and_not_formulas():
   text = drawn("one")
   words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
   assert {"images seen", "loss", "$a$ &lt; b"} <= set(words)
   assert "var(--series-3)" in text
 
 
-def test_a_chart_is_the_same_each_time_and_shares_no_names_with_another():
+def test_chart_is_reproducible_and_shares_no_ids_with_another():
   assert drawn("one") == drawn("one")
   ids = [set(re.findall(r'id="([^"]*)"', drawn(name))) for name in ("one", "two")]
   assert ids[0] and not ids[0] & ids[1]
 
 
-def test_a_chart_is_as_wide_as_drawn_or_as_the_page():
+def test_width_of_a_chart_is_its_drawn_width():
   head = drawn("one").partition(">")[0]
   assert 'style="width: 288pt"' in head and " height=" not in head
 
@@ -44,12 +44,12 @@ def test_a_chart_is_as_wide_as_drawn_or_as_the_page():
     ("", ""),
   ],
 )
-def test_a_long_name_keeps_its_two_ends(text, line):
+def test_long_name_keeps_its_two_ends(text, line):
   assert drawing.fit_text(text) == line
   assert len(drawing.fit_text(text)) <= 24
 
 
-def test_names_that_look_like_colours_or_begin_with_an_underscore_are_in_the_legend():
+def test_names_that_look_like_colours_or_are_hidden_are_in_the_legend():
   with drawing.use_style():
     made, [axes] = drawing.make_figure(4, 3)
     for name in (drawing.INK, drawing.SERIES[0], "_hidden"):

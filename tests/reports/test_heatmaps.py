@@ -1,4 +1,4 @@
-"""vit_jax/reports/heatmaps.py: pixels of what is drawn."""
+"""Tests of vit_jax/reports/heatmaps.py by the pixels of its drawings."""
 
 import base64
 import re
@@ -14,19 +14,19 @@ draw = np.random.default_rng(0)
 
 
 def images(svg):
-  """Pixels of the images in an SVG, RGBA."""
+  """Yields the RGBA pixels of the images in an SVG."""
   for data in re.findall(r'href="data:image/png;base64,([^"]*)"', svg):
     pixels = cv2.imdecode(np.frombuffer(base64.b64decode(data), np.uint8), cv2.IMREAD_UNCHANGED)
     yield cv2.cvtColor(pixels, cv2.COLOR_BGRA2RGBA)
 
 
 def points(svg):
-  """(x, y) of the dots of a chart, in the units of the SVG, y upwards."""
+  """Returns (x, y) of the dots of a chart, in units of the SVG, with y upwards."""
   found = re.findall(r'<use xlink:href="[^"]*" x="([\d.]+)" y="([\d.]+)" style="fill: var\(--series-0\)', svg)
   return np.array([(float(x), -float(y)) for x, y in found])
 
 
-def test_small_pictures_are_shown_as_blocks_and_large_ones_are_made_smaller():
+def test_small_images_are_enlarged_in_blocks_and_large_ones_reduced():
   for side, size in ((8, 112), (32, 128), (100, 200), (224, 224), (384, 224)):
     [square] = pictures(1, side, side)
     shown = heatmaps.scale_image(square)
@@ -37,10 +37,10 @@ def test_small_pictures_are_shown_as_blocks_and_large_ones_are_made_smaller():
       np.testing.assert_array_equal(shown[times - 1 :: times, times - 1 :: times], square)
 
 
-def test_over_a_picture_the_largest_weight_is_yellow_and_zero_black():
+def test_overlay_of_the_largest_weight_is_yellow_and_of_zero_black():
   black = np.zeros((28, 28, 3), np.uint8)
   weights = np.zeros((7, 7), np.float32)
-  weights[2, 5] = 0.01  # its share counts, not its size
+  weights[2, 5] = 0.01  # its share counts, not its absolute value
   found = heatmaps.draw_overlay(black, weights)
   middle = found[8:12, 20:24].reshape(-1, 3).astype(int)
   assert middle[:, 0].min() > 60 and (middle[:, 0] > middle[:, 2]).all()
@@ -51,12 +51,12 @@ def test_over_a_picture_the_largest_weight_is_yellow_and_zero_black():
   )
 
 
-def test_below_a_map_a_picture_is_grey():
+def test_image_below_an_overlay_is_gray():
   white = np.full((28, 28, 3), 255, np.uint8)
   np.testing.assert_allclose(heatmaps.draw_overlay(white, np.zeros((7, 7), np.float32)), 115, atol=2)
 
 
-def test_a_strip_has_pictures_side_by_side():
+def test_joined_images_are_side_by_side():
   first, second = pictures(2, 10, 10)
   found = heatmaps.join_images([first, second])
   assert found.shape == (10, 24, 3)
@@ -65,7 +65,7 @@ def test_a_strip_has_pictures_side_by_side():
   assert (found[:, 10:14] == 128).all()
 
 
-def test_filters_are_grey_where_they_are_zero():
+def test_zeros_of_filters_are_gray():
   filters = draw.standard_normal((2, 4, 4, 3)).astype(np.float32)
   filters[0, 1, 2, 0], filters[0, 0, 0, 1], filters[1, 3, 3] = 0, -9, 0
   first, second = heatmaps.draw_filters(filters)
@@ -73,7 +73,7 @@ def test_filters_are_grey_where_they_are_zero():
   np.testing.assert_allclose(second, 127.5 * (1 + filters[1] / np.abs(filters[1]).max()), atol=1)
 
 
-def test_of_a_large_grid_every_second_map_is_drawn():
+def test_only_every_second_map_of_a_large_grid_is_drawn():
   assert list(heatmaps.select_rows(14)) == list(range(14)) and list(heatmaps.select_rows(16)) == list(range(16))
   assert list(heatmaps.select_rows(24)) == list(range(0, 24, 2))
   assert len(heatmaps.select_rows(37)) == 13 and heatmaps.select_rows(37)[0] == 0

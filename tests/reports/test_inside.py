@@ -1,4 +1,4 @@
-"""vit_jax/reports/inside.py: of every family, against captured weights of whole batches and NumPy."""
+"""Tests of vit_jax/reports/inside.py for every family, against captured weights of whole batches and NumPy."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.heavy
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 SMALL = {"width": 16, "depth": 2, "heads": 2, "hidden": 24}
-# name, arguments, side of images, side of the grid, prefix tokens, tokens the output is made of where it is no patches
+# name, arguments, side of images, side of the grid, prefix tokens, tokens that give the output if they are not patches
 ATTENDING = {
   "class token": ("ViT-S/4", SMALL, 16, 4, 1, [0]),
   "distilled with registers": ("ViT-S/4", {**SMALL, "pool": "distilled", "registers": 3}, 16, 4, 5, [0, 1]),
@@ -47,7 +47,7 @@ OTHERS = {
 
 
 def predictor(name, args, side) -> Predictor:
-  """A model of noise whose attention is sharp."""
+  """Returns a model with random parameters and sharp attention."""
   description = models.Description(Choice(name, args), side, 3).bind()
   draw = np.random.default_rng(0)
   shapes = models.functional(description).shapes()
@@ -62,7 +62,7 @@ def squares(side, count=2):
 
 
 def captured(model, pictures):
-  """{name: weights of all pictures at once, [B, H, T, T]}, with the formulation that announces them."""
+  """Returns {name: weights [B, H, T, T]} of all images at once, from the formulation that exposes them."""
   args = {key: value for key, value in model.description.model.args.items() if key not in ("attention", "dtype")}
   plain = models.functional(model.description.replace(model=Choice(model.description.model.name, args)))
   batch = ((np.stack(pictures) / 255 - MEAN) / STD).astype(np.float32)
@@ -71,7 +71,7 @@ def captured(model, pictures):
 
 
 def far(rows, side):
-  """Distance of one head by loops: rows [N, N] of patches."""
+  """Computes the distance of one head by loops. Rows are [N, N], of patches."""
   grid = math.isqrt(len(rows))
   total = 0
   for query, row in enumerate(rows):
@@ -82,14 +82,14 @@ def far(rows, side):
 
 @pytest.fixture(scope="module", params=ATTENDING)
 def looked(request):
-  """(row of the table, what is inside, captured weights)."""
+  """Returns (row of the table, inspection, captured weights, model)."""
   name, args, side, *rest = ATTENDING[request.param]
   model, pictures = predictor(name, args, side), squares(side)
   return (side, *rest), inside.inspect_model(model, pictures), captured(model, pictures), model
 
 
 def shares(captured, prefix, own, tokens):
-  """[B, T] of tokens in the output."""
+  """Returns the shares [B, T] of tokens in the output."""
   pooled = captured.get("pool/weights")
   if "pool/attention/weights" in captured:
     pooled = captured["pool/attention/weights"].mean((1, 2))
@@ -99,7 +99,7 @@ def shares(captured, prefix, own, tokens):
   return np.pad(pooled, ((0, 0), (tokens - pooled.shape[1], 0)))
 
 
-def test_where_a_model_looks_is_what_its_attention_says(looked):
+def test_distances_maps_and_rollout_match_the_captured_attention(looked):
   (side, grid, prefix, own), found, weights, _ = looked
   layers = [weights[f"blocks/{i}/attention/weights"] for i in range(2)]
   tokens = layers[0].shape[-1]
@@ -118,7 +118,7 @@ def test_where_a_model_looks_is_what_its_attention_says(looked):
   np.testing.assert_allclose(found.alike, [everywhere] * 2, rtol=1e-5)
 
 
-def test_learned_weights_of_patches_are_those_of_the_pool(looked):
+def test_learned_pooling_weights_match_the_pool(looked):
   (_, grid, prefix, own), found, weights, _ = looked
   if not {"pool/weights", "pool/attention/weights"} & set(weights):
     assert found.pooling is None and "no learned weights" in found.absent["pooling"]
@@ -128,7 +128,7 @@ def test_learned_weights_of_patches_are_those_of_the_pool(looked):
   np.testing.assert_allclose(found.pooling.sum((1, 2)), 1, rtol=1e-5)
 
 
-def test_positions_are_those_of_patches_and_absent_where_they_are_relative(looked):
+def test_similarity_matches_the_positions_and_is_absent_if_relative(looked):
   (_, grid, _, _), found, _, model = looked
   match model.description.settings()["position"]:
     case "learned":
@@ -148,16 +148,16 @@ def test_positions_are_those_of_patches_and_absent_where_they_are_relative(looke
   assert "similarity" not in found.absent
 
 
-def test_filters_are_those_that_see_pixels(looked):
+def test_filters_match_the_first_convolution(looked):
   *_, found, _, model = looked
   kernels = ("stem/root/kernel", "embedding/convolutions/0/kernel", "embedding/kernel")
   kernel = np.asarray(next(model.params[path] for path in kernels if path in model.params), np.float64)
-  if kernel.shape[:3] == (7, 7, 3):  # of a hybrid is standardised before it is applied
+  if kernel.shape[:3] == (7, 7, 3):  # the kernel of a hybrid is standardised before it is applied
     kernel = (kernel - kernel.mean((0, 1, 2))) / kernel.std((0, 1, 2))
   np.testing.assert_allclose(found.filters, embeddings.compute_filters(kernel).filters, atol=2e-4)
 
 
-def test_windows_have_distances_inside_them_and_no_rollout():
+def test_window_attention_has_distances_but_no_rollout():
   name, args, side = WINDOWS
   model, pictures = predictor(name, args, side), squares(side)
   found, weights = inside.inspect_model(model, pictures), captured(model, pictures)
@@ -170,7 +170,7 @@ def test_windows_have_distances_inside_them_and_no_rollout():
       apart = [far(window[head], patch) for window in weights[path]]
       np.testing.assert_allclose(found.distance[number, head], np.mean(apart), rtol=1e-5)
     assert np.isnan(found.distance[number, heads:]).all()
-  # The second block's windows are shifted, and those at the border cut.
+  # The windows of the second block are shifted, and windows at the border are cut.
   cut = [far(window.astype(float), 4) for window in swin.compute_visibility((8, 8), (4, 4), (2, 2))]
   whole = far(np.ones((16, 16)), 4)
   np.testing.assert_allclose(found.alike, [whole, np.mean(cut), 2 * whole, 2 * whole], rtol=1e-5)
@@ -180,7 +180,7 @@ def test_windows_have_distances_inside_them_and_no_rollout():
 
 
 @pytest.mark.parametrize("family", OTHERS)
-def test_a_model_without_attention_has_filters_and_says_so(family):
+def test_model_without_attention_has_filters_and_explains_the_rest(family):
   name, args, side, says = OTHERS[family]
   model = predictor(name, args, side)
   found = inside.inspect_model(model, squares(side))
@@ -191,7 +191,7 @@ def test_a_model_without_attention_has_filters_and_says_so(family):
   assert chapter.parts[1].text.splitlines() == [found.absent["similarity"], found.absent["rollout"]]
 
 
-def test_a_chapter_shows_eight_pictures_and_every_head():
+def test_chapter_shows_eight_images_and_every_head():
   name, args, side, grid, *_ = ATTENDING["CCT"]
   model = predictor(name, args, side)
   pictures = [(square, [f"<b>{i}</b>.jpg"]) for i, square in enumerate(squares(side, 9))]
@@ -200,21 +200,21 @@ def test_a_chapter_shows_eight_pictures_and_every_head():
   assert len(filters.pictures) == 27 and "100%" in filters.about  # of 3 x 3 pixels in three colours
   assert f"all {grid} x {grid}" in similar.about and "9 pictures" in distance.about
   assert len(looks.pictures) == 8 and len(heads.pictures) == 2
-  assert looks.pictures[0].pixels.shape == (128, 4 * 128 + 3 * 4, 3)  # 32 pixels, four times as large
+  assert looks.pictures[0].pixels.shape == (128, 4 * 128 + 3 * 4, 3)  # 32 pixels, enlarged four times
   text = page.render_page("CCT", "", [chapter])
   assert "&lt;b&gt;7&lt;/b&gt;.jpg" in text and "<b>" not in text
   assert len(re.findall("data:image/jpeg", text)) == 10, "eight strips and two heads"
-  assert len(text) < 400_000  # noise
+  assert len(text) < 400_000  # the images are noise
 
 
-def test_without_pictures_there_are_filters_and_positions():
+def test_inspection_without_images_has_filters_and_positions():
   name, args, side, *_ = ATTENDING["class token"]
   found = inside.inspect_model(predictor(name, args, side), [])
   assert found.similarity.shape == (4, 4, 4, 4) and found.distance is None
   assert "no pictures were given" in found.absent["distance"] and "similarity" not in found.absent
 
 
-def test_pictures_that_are_not_cut_for_the_model_are_refused():
+def test_images_not_cropped_for_the_model_are_refused():
   name, args, side, *_ = ATTENDING["class token"]
   model = predictor(name, args, side)
   for bad in (squares(side + 4)[0], squares(side)[0].astype(np.float32)):
@@ -222,7 +222,7 @@ def test_pictures_that_are_not_cut_for_the_model_are_refused():
       inside.inspect_model(model, [bad])
 
 
-def test_of_weights_that_diverged_there_is_a_line():
+def test_diverged_weights_are_one_line():
   name, args, side, *_ = ATTENDING["class token"]
   model = predictor(name, args, side)
   broken = dataclasses.replace(model, params={**model.params, "norm/bias": jnp.full(16, jnp.nan)})
@@ -232,7 +232,7 @@ def test_of_weights_that_diverged_there_is_a_line():
     inside.inspect_model(broken, squares(side))
 
 
-def test_a2_attention_that_is_not_finite_is_a_line_and_no_map():
+def test_attention_that_is_not_finite_is_one_line_without_a_map():
   name, args, side, *_ = ATTENDING["class token"]
   model = predictor(name, args, side)
   params = {path: value * 1e30 if path.endswith("query/kernel") else value for path, value in model.params.items()}

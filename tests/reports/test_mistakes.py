@@ -1,4 +1,4 @@
-"""What the chapter says is what scikit-learn and plain loops say of the same predictions, whatever names there are."""
+"""Tests of the chapter on mistakes, against scikit-learn and plain loops over the same predictions, for any names."""
 
 import collections
 import dataclasses
@@ -44,7 +44,7 @@ def percent(value):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("images", "classes", "present"), [(600, 10, 10), (900, 40, 30), (900, 300, 300), (9, 4, 3)])
-def test_numbers_of_a_chapter_are_scikit_learns(images, classes, present):
+def test_numbers_of_a_chapter_match_scikit_learn(images, classes, present):
   predictions = made.drawn(1, images, classes, present)
   chapter = chapter_of(predictions)
   label, guess = predictions.label, predictions.best[:, 0]
@@ -83,7 +83,7 @@ def test_numbers_of_a_chapter_are_scikit_learns(images, classes, present):
 
 
 @pytest.mark.parametrize("classes", [2, 20, 21, 50, 51, 300])
-def test_a_picture_of_confusions_has_names_and_numbers_where_there_is_room(classes):
+def test_confusion_matrix_has_names_and_numbers_if_there_is_room(classes):
   predictions = made.drawn(2, 2000, classes, classes)
   part = reading.named(chapter_of(predictions), "Confusions")
   words = collections.Counter(reading.words(part.svg))
@@ -94,7 +94,7 @@ def test_a_picture_of_confusions_has_names_and_numbers_where_there_is_room(class
   assert ("A square represents up to 2 classes" in part.about) == (classes == 300)
 
 
-def test_of_more_than_a_thousand_classes_there_is_no_picture_but_tables_of_the_worst():
+def test_more_than_a_thousand_classes_give_tables_without_a_matrix():
   predictions = made.drawn(3, 4000, 1500, 1500)
   chapter = chapter_of(predictions)
   assert "Confusions" not in reading.titles(chapter)
@@ -102,7 +102,7 @@ def test_of_more_than_a_thousand_classes_there_is_no_picture_but_tables_of_the_w
   assert "The worst 1,000 of " in reading.named(chapter, "Classes, the worst first").about
 
 
-def test_of_many_classes_those_that_do_not_occur_are_left_out():
+def test_classes_that_do_not_occur_are_left_out_of_a_large_matrix():
   few = made.drawn(4, 200, 5, 5)
   predictions = few._replace(label=few.label * 3000, best=few.best * 3000)
   chapter = mistakes.make_chapter(
@@ -114,7 +114,7 @@ def test_of_many_classes_those_that_do_not_occur_are_left_out():
   assert len(reading.table(chapter, "Classes, the worst first")) == 5
 
 
-def test_the_largest_share_of_neighbours_stays_to_be_seen():
+def test_reduced_matrix_keeps_the_largest_share_of_each_cell():
   share = np.random.default_rng(0).uniform(size=(777, 777))
   cells = mistakes.reduce_matrix(share)
   assert cells.shape == (250, 250) and cells.max() == share.max()
@@ -122,7 +122,7 @@ def test_the_largest_share_of_neighbours_stays_to_be_seen():
   assert cells[7, 100] == max(share[i, j] for i in range(*starts[7:9]) for j in range(*starts[100:102]))
 
 
-def test_pictures_are_the_worst_and_the_least_certain_in_order():
+def test_images_are_the_worst_and_the_least_certain_in_order():
   predictions = made.drawn(5, 300, 10, 10)
   draw = np.random.default_rng(5)
   probability = np.sort(draw.dirichlet(np.ones(10), 300).astype(np.float32))[:, :-6:-1]
@@ -149,16 +149,16 @@ def test_pictures_are_the_worst_and_the_least_certain_in_order():
   ]
 
 
-def test_without_probabilities_the_confidence_says_what_is_least_certain():
+def test_confidence_replaces_missing_probabilities():
   predictions = made.drawn(6, 180, 4, 4)
   pictures = reading.named(chapter_of(predictions), "Least certain").pictures
   least = np.argsort(predictions.confidence, kind="stable")[:18]
   assert [picture.lines[-1] for picture in pictures] == [f"test/<b>{i}</b>.jpg" for i in least]
 
 
-def test_images_of_several_labels_have_no_matrix_and_are_right_by_any_of_them():
+def test_images_with_several_labels_have_no_matrix_and_any_label_is_right():
   predictions = made.drawn(7, 500, 12, 12, most=3)
-  kept = (predictions.label >= 0).any(1)  # as the evaluation leaves out those without
+  kept = (predictions.label >= 0).any(1)  # the evaluation leaves out images without labels
   predictions = made.rows(predictions, kept)
   chapter = chapter_of(predictions, labels=3)
   sets = [{one for one in label if one >= 0} for label in predictions.label.tolist()]
@@ -177,7 +177,7 @@ def test_images_of_several_labels_have_no_matrix_and_are_right_by_any_of_them():
 
 
 @pytest.mark.filterwarnings("error")
-def test_no_class_name_breaks_the_page_and_each_fits():
+def test_hostile_class_names_do_not_break_the_page_and_fit():
   predictions = made.drawn(8, 300, len(HOSTILE), len(HOSTILE))
   chapter = chapter_of(predictions, names=HOSTILE)
   text = page.render_page("Run", "", [chapter])
@@ -187,7 +187,7 @@ def test_no_class_name_breaks_the_page_and_each_fits():
   assert max(map(len, cells)) < 70
 
 
-def test_some_of_a_split_and_the_way_of_its_figures_are_said():
+def test_chapter_reports_the_sample_size_and_the_kind_of_figures():
   predictions = made.drawn(9, 100, 10, 10)
   intervals = {"200_way_top1": (0.25, 0.5)}
   details = details_of(predictions, way="200_way_")
@@ -197,7 +197,7 @@ def test_some_of_a_split_and_the_way_of_its_figures_are_said():
   assert (row["95 % interval"], row["method"]) == ("25.00 % to 50.00 %", "Wilson")
 
 
-def test_e1_the_page_has_one_interval_of_a_share_and_says_which_figures_have_none():
+def test_page_has_one_interval_per_share_and_names_figures_without_one():
   predictions = made.drawn(9, 67, 4, 4)
   predictions = predictions._replace(label=predictions.best[:, 0])
   details = details_of(predictions)
@@ -212,7 +212,7 @@ def test_e1_the_page_has_one_interval_of_a_share_and_says_which_figures_have_non
   assert not any("100.00 % to 100.00 %" in row["95 % interval"] for row in rows.values())
 
 
-def test_without_mistakes_without_images_and_without_the_files_there_are_words():
+def test_missing_mistakes_images_or_files_are_explained():
   predictions = made.drawn(10, 40, 5, 5)
   perfect = predictions._replace(label=predictions.best[:, 0])
   assert "All of these images are right." in reading.titles(chapter_of(perfect))
@@ -223,7 +223,7 @@ def test_without_mistakes_without_images_and_without_the_files_there_are_words()
   assert page.render_page("Run", "", [gone])
 
 
-def test_large_squares_are_made_small():
+def test_large_images_are_reduced():
   predictions = made.drawn(11, 40, 5, 5)
   source = dataclasses.replace(source_of("abcde"), length=40)
   chapter = mistakes.make_chapter(

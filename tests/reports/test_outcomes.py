@@ -1,4 +1,4 @@
-"""A run that is measured again for its page: the figures of its end, the images that it was measured on, and limits."""
+"""Tests of a run that is evaluated again for its page: its final figures, the evaluated images, and limits."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-  """A short run with an average of its weights, evaluated twice, on another mesh than there is here."""
+  """Trains a short run with averaged weights and two evaluations, on another mesh than the one that evaluates it."""
   workdir = tmp_path_factory.mktemp("run") / "run"
   changes = {"optim__ema": "0.5", "total": "4", "evals__later__name": "accuracy", "evals__later__split": "test[:10]"}
   loop.train(runs.parts(2, mesh__fsdp="2", batch="20", **changes), workdir)
@@ -31,7 +31,7 @@ def workdir(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_figures_are_those_of_the_end_of_training_on_all_images_of_the_test(workdir):
+def test_figures_match_the_end_of_training_on_all_test_images(workdir):
   chapters, measured = outcomes.make_chapters(workdir)
   result = json.loads((workdir / "result.json").read_text())
   assert list(measured.outcomes) == ["", "ema_"] == list(measured.intervals)
@@ -62,7 +62,7 @@ def test_figures_are_those_of_the_end_of_training_on_all_images_of_the_test(work
 
 
 @pytest.mark.long
-def test_of_a_large_split_some_are_measured_always_the_same_and_over_all_of_it(workdir):
+def test_sample_of_a_large_split_is_fixed_and_evenly_spaced(workdir):
   one, other = (outcomes.measure_workdir(workdir, limit=50) for _ in range(2))
   details = one.outcomes[""].details
   assert one.whole == 360 and len(details.predictions.best) == 50
@@ -82,7 +82,7 @@ def test_of_a_large_split_some_are_measured_always_the_same_and_over_all_of_it(w
 
 
 @pytest.mark.long
-def test_a_run_whose_data_or_checkpoints_are_gone_has_words_in_their_place(workdir, tmp_path):
+def test_run_without_its_data_or_checkpoints_has_explanations(workdir, tmp_path):
   moved = tmp_path / "run"
   shutil.copytree(workdir, moved)
   shutil.rmtree(moved / "checkpoints")
@@ -104,7 +104,7 @@ def test_a_run_whose_data_or_checkpoints_are_gone_has_words_in_their_place(workd
     outcomes.make_chapters(tmp_path)
 
 
-def test_an_image_that_is_gone_since_is_none(tmp_path):
+def test_missing_image_is_none(tmp_path):
   prepare_dataset("digits")
   run = runs.run()
   source = catalog.open_split(run.data, "test")

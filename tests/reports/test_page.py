@@ -1,4 +1,4 @@
-"""The page: texts stay texts, nothing comes from outside, and what it shows is in the file."""
+"""Tests of the page: text is escaped, no external resource is loaded, and the file contains all displayed data."""
 
 import base64
 import html.parser
@@ -17,7 +17,7 @@ PIXELS = np.random.default_rng(0).integers(0, 255, (5, 7, 3), np.uint8)
 
 
 class Reader(html.parser.HTMLParser):
-  """What a browser sees: tags with their attributes, and texts."""
+  """A parser of the tags, attributes and texts that a browser reads."""
 
   def __init__(self, text):
     super().__init__()
@@ -35,7 +35,7 @@ def rendered(*parts):
   return page.render_page("Run", "about it", [page.Chapter("One", parts), page.Chapter("Empty", [])])
 
 
-def test_names_with_html_in_them_stay_text():
+def test_html_in_names_stays_text():
   with drawing.use_style():
     made, [axes] = drawing.make_figure(3, 2)
     axes.plot([1, 2], label=drawing.make_drawable(HOSTILE))
@@ -52,7 +52,7 @@ def test_names_with_html_in_them_stay_text():
   assert text.encode() and "\x1b" not in text
 
 
-def test_nothing_is_loaded_from_outside():
+def test_page_loads_no_external_resource():
   with drawing.use_style():
     made, [axes] = drawing.make_figure(3, 2)
     axes.imshow([[1, 2], [3, 4]])
@@ -64,14 +64,14 @@ def test_nothing_is_loaded_from_outside():
   assert policy.startswith("default-src 'none'; img-src data:;")
 
 
-def test_pixels_in_the_page_are_those_of_the_picture():
+def test_pixels_of_the_page_match_the_image():
   seen = Reader(rendered(page.Gallery("Pictures", [page.Picture(PIXELS, ["a.jpg"])])))
   data = next(attrs["src"] for tag, attrs in seen.tags if tag == "img").removeprefix("data:image/png;base64,")
   decoded = cv2.imdecode(np.frombuffer(base64.b64decode(data), np.uint8), cv2.IMREAD_COLOR_RGB)
   np.testing.assert_array_equal(decoded, PIXELS)
 
 
-def test_two_pictures_stand_side_by_side_and_large_ones_are_nearly_the_same():
+def test_two_images_are_side_by_side_and_large_ones_nearly_equal():
   smooth = cv2.resize(np.random.default_rng(1).integers(0, 255, (6, 6, 3), np.uint8), (300, 200))
   noisy = cv2.add(smooth, np.random.default_rng(2).integers(0, 9, smooth.shape, np.uint8))
   seen = Reader(rendered(page.Gallery("Pictures", [page.Picture(PIXELS, ["a.jpg"], before=noisy)], side=96)))
@@ -85,13 +85,13 @@ def test_two_pictures_stand_side_by_side_and_large_ones_are_nearly_the_same():
   assert decoded.shape == noisy.shape and np.abs(decoded.astype(int) - noisy).mean() < 4
 
 
-def test_a_strip_may_take_the_whole_width():
+def test_gallery_may_use_the_whole_width():
   text = rendered(*(page.Gallery("Some", [page.Picture(PIXELS)], side=side) for side in (344, 96)))
   galleries = [attrs["class"] for _, attrs in Reader(text).tags if "gallery" in attrs.get("class", "")]
   assert galleries == ["gallery strips", "gallery"]
 
 
-def test_charts_have_the_colours_of_the_page_and_no_id_twice():
+def test_charts_have_the_colours_of_the_page_and_unique_ids():
   with drawing.use_style():
     charts = []
     for name in ("one", "two"):
@@ -109,17 +109,17 @@ def test_charts_have_the_colours_of_the_page_and_no_id_twice():
   assert set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", text)) <= {(i, "") for i in ids} | {("", i) for i in ids}
 
 
-def test_an_empty_chapter_is_left_out_and_a_folded_table_is_there_all_the_same():
+def test_empty_chapter_is_left_out_and_a_folded_table_is_kept():
   text = rendered(TABLE._replace(open=False))
   assert "<details>" in text and "1,437" in text and "Empty" not in text
 
 
-def test_without_scripts_there_is_a_table_instead():
+def test_page_without_scripts_shows_a_table():
   text = rendered(page.Interactive("Compare", "<div id=vis></div>", TABLE))
   assert "1,437" in text[text.index("<noscript>") : text.index("</noscript>")]
 
 
-def test_a_page_has_to_be_html(tmp_path):
+def test_name_of_a_page_must_end_in_html(tmp_path):
   with pytest.raises(ConfigError, match=r"\.html"):
     page.write_page(tmp_path / "report.pdf", "Run", "", [])
   page.write_page(tmp_path / "report.html", "Run", "", [page.Chapter("One", [TABLE])])

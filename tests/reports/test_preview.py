@@ -1,4 +1,4 @@
-"""The sheet of a shipped config, from the command line to the picture and its numbers."""
+"""Tests of the preview sheet of a shipped config, from the command line to the image and its numbers."""
 
 import collections
 import json
@@ -16,7 +16,7 @@ from vit_jax.reports import preview, preview_sheet
 
 
 @pytest.mark.heavy
-def test_the_digits_are_drawn_with_their_numbers_beside_them(tmp_path, capsys):
+def test_sheet_of_the_digits_has_matching_numbers(tmp_path, capsys):
   builders.prepare_dataset("digits")
   path = tmp_path / "a.png"
   words = f"--show={runs.ROOT}/configs/digits.py --config.batch=20 --config.task.loss=sigmoid --out={path}"
@@ -37,7 +37,7 @@ def test_the_digits_are_drawn_with_their_numbers_beside_them(tmp_path, capsys):
   assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "a.png"]
 
 
-def test_how_many_is_said_of_how_many():
+def test_caption_contains_the_sample_size_and_the_total():
   source = [0] * 1437
   assert (
     preview_sheet.caption(1437, source) == "all 1,437 images"
@@ -46,11 +46,11 @@ def test_how_many_is_said_of_how_many():
 
 
 @pytest.mark.heavy
-def test_the_first_batch_is_one_picture_for_tensorboard():
+def test_first_batch_is_one_image_for_tensorboard():
   builders.prepare_dataset("digits")
   run = runs.run(data__mixing__name="mixup")
   drawn = preview.draw_batch(run, catalog.open_split(run.data, "train"))
   width, height = struct.unpack(">II", drawn[16:24])
   tile, line = 80 * plots.TILE, 80 * plots.LINE
-  assert (width, height) == (int(8 * tile), int(2 * (tile + 3 * line)))  # 16 images, with two shares of each
+  assert (width, height) == (int(8 * tile), int(2 * (tile + 3 * line)))  # 16 images, with two shares each
   assert len(drawn) < 2**20

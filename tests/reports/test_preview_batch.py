@@ -1,4 +1,4 @@
-"""What is shown of the first batch is what the first step computes of all of it."""
+"""Tests that the preview of the first batch matches the computation of the first training step."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ DRAWN = {
 
 
 @pytest.mark.heavy
-def test_the_first_images_are_those_of_the_runs_first_step(tmp_path):
+def test_first_images_match_the_first_training_step(tmp_path):
   root = folders.folder(tmp_path, 40)
   run = runs.run("configs/folder.py", runs.IMAGENET | DRAWN, data__path=root, data__test="train")
   parts = build.build(run, jax.devices()[:1])
@@ -55,9 +55,10 @@ def test_the_first_images_are_those_of_the_runs_first_step(tmp_path):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", MIXINGS)
-def test_what_mixes_a_batch_looks_at_no_other_rows(name):
-  """A mixing that is added here and asks for more would be shown wrong."""
-  options = {"partner": "rolled"} if "partner" in read_keywords(MIXINGS[name]) else {}  # all others reverse the batch
+def test_mixing_depends_only_on_the_row_and_its_partner(name):
+  """Checks every mixing, because the preview of a new mixing that reads other rows would be incorrect."""
+  # all other mixings reverse the batch
+  options = {"partner": "rolled"} if "partner" in read_keywords(MIXINGS[name]) else {}
   function = augment.build("float32", 0, None, lambda duration: 1, mixing=Choice(name, options))
   images = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), dtype=np.uint8)
   targets, draws = np.eye(40, dtype=np.float32), np.arange(40, dtype=np.uint32)
@@ -70,7 +71,7 @@ def test_what_mixes_a_batch_looks_at_no_other_rows(name):
 
 
 @pytest.mark.heavy
-def test_the_first_view_of_each_image_is_shown_for_self_distillation(tmp_path):
+def test_first_view_of_each_image_is_shown_for_self_distillation(tmp_path):
   root = folders.folder(tmp_path, 8)
   small = {"data.name": "folder", "data.path": str(root), "data.test": "train", "batch": "8", "total": "2"}
   run = dataclasses.replace(runs.run("configs/dino.py:glyphs", small), evals={})
@@ -85,13 +86,13 @@ def test_the_first_view_of_each_image_is_shown_for_self_distillation(tmp_path):
     assert example.target == () and example.original.shape == (40, 50, 3)
 
 
-def test_the_rows_are_those_shown_and_their_partners():
+def test_selected_rows_are_the_shown_rows_and_their_partners():
   assert preview_batch.select_rows(64, 3) == [0, 1, 2, 61, 62, 63]
   assert preview_batch.select_rows(4, 3) == [0, 1, 2, 3] == preview_batch.select_rows(4, 24)
 
 
 @pytest.mark.heavy
-def test_a_bad_image_is_said_or_replaced_as_the_run_would(tmp_path):
+def test_bad_image_is_reported_or_replaced_as_in_the_run(tmp_path):
   root = folders.folder(tmp_path, 8)
   for file in (root / "train/cat").iterdir():
     file.write_bytes(file.read_bytes()[:100] if file.name in ("0.jpg", "1.jpg") else file.read_bytes())

@@ -1,4 +1,4 @@
-"""The contact sheet is a whole PNG, whatever images and classes are called and however many there are."""
+"""Tests that the contact sheet is a valid PNG for any names and numbers of images and classes."""
 
 import types
 
@@ -38,7 +38,7 @@ def drawn(path, names, examples, counts, worst, exact=True):
 
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("error")
-def test_no_name_breaks_a_sheet_and_pictures_stand_in_their_tiles(tmp_path):
+def test_hostile_names_do_not_break_a_sheet_and_images_fit_their_tiles(tmp_path):
   image = np.full((40, 80, 3), (200, 30, 60), np.uint8)
   examples = [
     PreviewExample(1, (0, 2), image, image, ((0, 0.625), (2, 0.375))),
@@ -56,7 +56,7 @@ def test_no_name_breaks_a_sheet_and_pictures_stand_in_their_tiles(tmp_path):
   first = page[preview_sheet.EDGE + 4 * preview_sheet.LINE :][: preview_sheet.TILE, preview_sheet.EDGE :][
     :, : preview_sheet.TILE
   ]
-  red = (first == (60, 30, 200)).all(2)  # as OpenCV reads it
+  red = (first == (60, 30, 200)).all(2)  # in the BGR order of OpenCV
   assert (
     red[preview_sheet.TILE // 2].mean() > 0.97 and not red[: preview_sheet.TILE // 4 - 1].any()
   )  # half as high as wide
@@ -65,7 +65,7 @@ def test_no_name_breaks_a_sheet_and_pictures_stand_in_their_tiles(tmp_path):
 
 
 @pytest.mark.parametrize("classes", [1, 2, 50, 51, 21_843])
-def test_bars_are_as_high_as_classes_are_large(classes):
+def test_heights_of_bars_are_the_sizes_of_classes(classes):
   counts = np.random.default_rng(0).integers(0, 40, classes)
   axes = preview_sheet.Figure().add_subplot()
   preview_sheet.draw_bars(axes, counts, [f"class {i}" for i in range(classes)])
@@ -78,10 +78,10 @@ def test_bars_are_as_high_as_classes_are_large(classes):
     assert {(at + half, height) for at, height in enumerate(expected) for half in (-0.5, 0.5)} <= corners
   assert axes.get_yscale() == "linear"
   preview_sheet.draw_bars(axes, np.array([10_000, *[3] * (classes + 1)]), [""] * (classes + 2))
-  assert axes.get_yscale() == "symlog"  # or the others would not be seen
+  assert axes.get_yscale() == "symlog"  # otherwise the small classes would be invisible
 
 
-def test_classes_are_listed_from_both_ends():
+def test_largest_and_smallest_classes_are_listed():
   counts = np.array([5, 0, 90, 7, 7, 1, 2, 3, 4, 6, 8, 9])
   words = [text.words.split() for text in preview_sheet.arrange_extremes(counts, list("abcdefghijkl"), 0)]
   assert words[0][-4:] == ["1", "class", "without", "images"]
@@ -101,23 +101,23 @@ def test_classes_are_listed_from_both_ends():
     ("7", "7"),
   ],
 )
-def test_names_are_cut_in_the_middle_of_their_last_part(name, short):
+def test_long_file_names_are_shortened_in_the_middle(name, short):
   assert preview_sheet.shorten_path(name) == short
 
 
-def test_only_a_target_that_was_mixed_is_written_beside_the_label():
+def test_only_mixed_targets_are_shown_with_the_label():
   assert not preview_sheet.is_mixed(PreviewExample(0, (3,), target=((3, 1.0),)))
   assert not preview_sheet.is_mixed(PreviewExample(0, (3, 5), target=((3, 0.5), (5, 0.5))))
   assert preview_sheet.is_mixed(PreviewExample(0, (3,), target=((3, 0.6), (5, 0.4))))
   assert preview_sheet.is_mixed(PreviewExample(0, (3, 5), target=((3, 0.7), (5, 0.3))))
 
 
-def test_a_sheet_is_a_png(tmp_path):
+def test_name_of_a_sheet_must_end_in_png(tmp_path):
   with pytest.raises(ConfigError, match=r"End the name in \.png"):
     drawn(tmp_path / "a.pdf", "ab", [], [1, 1], {})
 
 
-def test_an_unreadable_image_has_its_error_where_others_have_labels(monkeypatch, tmp_path):
+def test_error_of_an_unreadable_image_replaces_its_label(monkeypatch, tmp_path):
   words = []
   monkeypatch.setattr(preview_sheet, "_draw_text", lambda page, text: words.append(text.words))
   drawn(
@@ -131,7 +131,7 @@ def test_an_unreadable_image_has_its_error_where_others_have_labels(monkeypatch,
   assert "tiny: 9, of which the worst 1 are shown. The JSON file contains more" in words
 
 
-def test_f5_what_is_harmless_is_named_in_gray_and_what_is_not_in_red():
+def test_harmless_outliers_are_gray_and_others_red():
   looks = [(2.0, [ImageFacts(1, (0,), 4000, 3000)])]
   for harmless, colour in ((True, preview_sheet._GREY), (False, preview_sheet._RED)):
     items, _ = preview_sheet.arrange_outliers(

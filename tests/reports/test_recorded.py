@@ -1,4 +1,4 @@
-"""What small files of a workdir say of a run; hostile and torn ones included."""
+"""Tests of reading a run from the small files of its workdir, including invalid and truncated files."""
 
 import json
 
@@ -11,7 +11,7 @@ from vit_jax.reports import curves, page, recorded, scaling, verdict
 from vit_jax.schema import ConfigError
 
 
-def test_hours_images_and_figures_are_those_of_the_files(tmp_path):
+def test_hours_images_and_figures_match_the_files(tmp_path):
   run = recorded.read_run(workdirs.run(tmp_path / "a"), "a")
   assert (run.steps, run.total, run.attempts, run.waited) == (12, 12, 2, 14.0)
   assert run.cores == 2 and run.core_hours == pytest.approx(2 * 144 / 3600)
@@ -19,18 +19,18 @@ def test_hours_images_and_figures_are_those_of_the_files(tmp_path):
   loss = run.series("train/loss")
   np.testing.assert_allclose(loss.images, [32, 64, 96, 128, 160, 192])
   np.testing.assert_allclose(loss.values, [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 6])
-  # A second formulation: images over the rate of one core.
+  # A second formulation: images divided by the rate of one core.
   np.testing.assert_allclose(loss.hours, loss.images / 50 / 3600)
   np.testing.assert_allclose(run.series("test/top1").hours, [192 / 50 / 3600])
 
 
-def test_an_unfinished_run_has_the_figures_of_its_last_evaluation(tmp_path):
+def test_unfinished_run_has_the_figures_of_its_last_evaluation(tmp_path):
   run = recorded.read_run(workdirs.run(tmp_path / "a", finished=False), "a")
   assert run.result == {} and run.figures == {"top1": 0.9, "loss": 0.5, "images": 360}
   assert run.total == 12
 
 
-def test_lines_and_values_that_are_none_are_left_out(tmp_path):
+def test_invalid_lines_and_values_are_ignored(tmp_path):
   folder = workdirs.run(tmp_path / "a")
   with (folder / "metrics.jsonl").open("a") as lines:
     lines.write(
@@ -41,7 +41,7 @@ def test_lines_and_values_that_are_none_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[]", '{"steps": "many"}', "{}"])
-def test_a_result_that_is_none_of_ours_is_no_result(text, tmp_path):
+def test_invalid_result_is_refused_or_ignored(text, tmp_path):
   folder = workdirs.run(tmp_path / "a")
   (folder / "result.json").write_text(text)
   if text == "[]":
@@ -51,7 +51,7 @@ def test_a_result_that_is_none_of_ours_is_no_result(text, tmp_path):
     assert recorded.read_run(folder, "a").result == {}
 
 
-def test_what_a_plan_and_a_recipe_say_is_read(tmp_path):
+def test_plan_and_recipe_are_read(tmp_path):
   folder = workdirs.run(tmp_path / "a")
   plan = {"problem": None, "hours": 2.5, "core_days": 3.0, "rented": "v3-32"}
   (folder / "plan.json").write_text(json.dumps([plan, {**plan, "problem": "does not fit"}]))
@@ -64,7 +64,7 @@ def test_what_a_plan_and_a_recipe_say_is_read(tmp_path):
       recorded.read_run(folder, "a")
 
 
-def test_a_folder_without_a_run_is_named(tmp_path):
+def test_folder_without_a_run_is_named(tmp_path):
   with pytest.raises(ConfigError, match="no run"):
     recorded.read_run(tmp_path, "a")
 
@@ -77,7 +77,7 @@ def test_a_folder_without_a_run_is_named(tmp_path):
     {"train/loss": -1e308, "images_per_second": 0.0, "images_per_second_per_chip": 0.0},
   ],
 )
-def test_odd_lines_and_results_make_a_page_all_the_same(odd, tmp_path):
+def test_unusual_lines_and_results_give_a_page(odd, tmp_path):
   folder = workdirs.run(tmp_path / "a")
   with (folder / "metrics.jsonl").open("a") as lines:
     lines.write(json.dumps({"step": 13, **odd}) + "\n")
@@ -89,7 +89,7 @@ def test_odd_lines_and_results_make_a_page_all_the_same(odd, tmp_path):
     page.render_page("a", "", [chapter])
 
 
-def test_a_thinned_series_keeps_its_ends():
+def test_thinned_series_keeps_its_ends():
   series = recorded.Curve(np.arange(100.0), np.arange(100.0), np.arange(100.0) ** 2)
   few = series.thin_out(7)
   assert len(few.values) == 7 and (few.images[0], few.images[-1], few.values[-1]) == (0, 99, 99**2)

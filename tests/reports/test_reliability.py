@@ -1,4 +1,4 @@
-"""The diagram's bins are those of a loop, and their error is the metrics' own."""
+"""Tests of the reliability diagram: its bins match a loop, and its error matches the metrics."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def parts_of(predictions, classes):
 
 
 @pytest.mark.parametrize("images", [1, 40, 3000])
-def test_bins_are_those_of_a_loop(images):
+def test_bins_match_a_loop(images):
   predictions = made.drawn(1, images, 10, 10)
   chapter = parts_of(predictions, 10)
   right = predictions.label == predictions.best[:, 0]
@@ -38,7 +38,7 @@ def test_bins_are_those_of_a_loop(images):
 
 
 def drawn(confidence, right):
-  """(words, texts of the chart) of predictions with these confidences, some of them right."""
+  """Returns (description, texts of the chart) of predictions with these confidences, some of them right."""
   bins = np.clip(np.ceil(confidence * 15).astype(int) - 1, 0, 14)
   sums = (np.bincount(bins, weights, 15) for weights in (right, confidence))
   chart, _ = reliability.make_parts(metrics.Bins(np.bincount(bins, minlength=15), *sums), confidence, right)
@@ -46,7 +46,7 @@ def drawn(confidence, right):
 
 
 @pytest.mark.parametrize(("hits", "word"), [(np.ones(50), "under"), (np.zeros(50), "over")])
-def test_which_way_it_leans_is_said_and_drawn(hits, word):
+def test_direction_of_miscalibration_is_reported_and_drawn(hits, word):
   about, texts = drawn(np.linspace(0.3, 0.9, 50), hits)
   assert f"{word}-confident on average (exact test of the means, p < 0.001)" in about
   assert "the model is miscalibrated" in about and "not enough" not in about
@@ -54,15 +54,15 @@ def test_which_way_it_leans_is_said_and_drawn(hits, word):
   assert [text for text in texts if text.startswith("probability ") and "share" in text] == [side]
 
 
-def test_e7_sixty_seven_images_that_are_all_right_show_nothing():
-  # The page of the faults list: 67 of 67 right, called "too unsure".
+def test_67_images_that_are_all_right_decide_nothing():
+  # A reported case: 67 of 67 images were right, and the page called the model "too unsure".
   about, _ = drawn(np.full(67, 0.97), np.ones(67))
   assert "not enough images to decide whether it is over- or under-confident" in about
   assert "not enough images to decide whether the model is miscalibrated" in about
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 64, 300])
-def test_e7_the_count_of_right_images_has_its_exact_distribution(count):
+def test_number_of_right_images_has_its_exact_distribution(count):
   probability = np.random.default_rng(count).uniform(size=count)
   mass = np.ones(1)  # image by image
   for p in probability:
@@ -74,7 +74,7 @@ def test_e7_the_count_of_right_images_has_its_exact_distribution(count):
 
 @pytest.mark.parametrize("images", [20, 67, 400])
 @pytest.mark.parametrize(("shift", "alarms"), [(0.0, (0.0, 0.10)), (0.15, (0.3, 1.0)), (-0.15, (0.3, 1.0))])
-def test_e7_alarms_are_as_rare_as_the_tests_claim(images, shift, alarms, monkeypatch):
+def test_false_alarm_rates_match_the_tests(images, shift, alarms, monkeypatch):
   monkeypatch.setattr(reliability, "SIMULATIONS", 100)
   draw, tries, leaning, error = np.random.default_rng(images), 200, 0, 0
   for seed in range(tries):
@@ -92,7 +92,7 @@ def test_e7_alarms_are_as_rare_as_the_tests_claim(images, shift, alarms, monkeyp
     assert leaning / tries > 0.99 and error / tries > 0.95
 
 
-def test_e7_predictions_that_are_no_numbers_are_left_out_of_the_tests():
+def test_nan_predictions_are_excluded_from_the_tests():
   confidence, right = np.full(60, 0.9), np.arange(60) % 10 > 0
   bins = metrics.Bins(np.bincount([13], [60], 15).astype(int), np.bincount([13], [54], 15), np.bincount([13], [54], 15))
   with_nan = np.append(confidence, np.nan), np.append(right, False)
@@ -100,12 +100,12 @@ def test_e7_predictions_that_are_no_numbers_are_left_out_of_the_tests():
   assert reliability.examine_calibration(np.zeros(0), np.zeros(0)) == (1.0, 1.0, 0.0)
 
 
-def test_f3_a_legend_has_no_entry_without_a_mark():
+def test_legend_has_only_entries_with_a_mark():
   _, texts = drawn(np.full(100, 0.9), np.arange(100) < 90)
   assert not [text for text in texts if "the share" in text]
 
 
-def test_a_bin_that_has_nearly_all_images_leaves_the_others_to_be_seen():
+def test_bins_with_few_images_stay_visible():
   images = np.array([1] * 14 + [100_000])
   chart, _ = reliability.make_parts(
     metrics.Bins(images, images * 0.5, images * (np.arange(15) + 0.5) / 15), np.full(10, 0.5), np.arange(10) % 2

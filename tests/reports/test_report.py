@@ -1,4 +1,4 @@
-"""The page as a whole: of runs, sweeps and weights; what hinders it is said."""
+"""Tests of the whole page about runs, sweeps and weights. Problems are reported."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from vit_jax.schema import ConfigError
 
 
 def sweep(folder):
-  """A sweep of which two trials have begun, one has failed and one is done elsewhere."""
+  """Writes a sweep with three failed trials, two with a workdir, and a final run that is done elsewhere."""
   names = {"a1": 0.5, "b2": 0.75, "c3": None}
   for name, top1 in names.items():
     if top1:
@@ -22,13 +22,13 @@ def sweep(folder):
   return folder
 
 
-def test_trials_of_a_sweep_are_runs_called_by_their_changes_the_best_first(tmp_path):
+def test_trials_of_a_sweep_are_named_by_their_changes_best_first(tmp_path):
   about = report.read_contents([sweep(tmp_path)])
   assert [run.name for run in about.runs] == ["optim.lr=1", "optim.lr=0"]
   assert about.waiting == ["optim.lr=2: failed <out of memory>"]
 
 
-def test_names_of_a_sweep_lead_nowhere_else(tmp_path):
+def test_names_of_trials_cannot_leave_the_sweep(tmp_path):
   workdirs.run(tmp_path / "other")
   folder = sweep(tmp_path / "sweep")
   record = json.loads((folder / "sweep.json").read_text())
@@ -37,7 +37,7 @@ def test_names_of_a_sweep_lead_nowhere_else(tmp_path):
   assert len(report.read_contents([folder]).runs) == 2
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+def test_runs_with_equal_names_are_distinguished_by_their_folders(tmp_path):
   places = [workdirs.run(tmp_path / name / "run") for name in ("a", "b")]
   assert [run.name for run in report.read_contents([*places, workdirs.run(tmp_path / "c")]).runs] == [
     "a/run",
@@ -46,7 +46,7 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
   ]
 
 
-def test_the_page_has_the_figures_and_texts_as_texts(tmp_path):
+def test_page_contains_the_figures_and_escaped_texts(tmp_path):
   report.make_report([sweep(tmp_path)], tmp_path / "page.html", limit=0)
   text = (tmp_path / "page.html").read_text()
   assert "75.00 %" in text and "50.00 %" in text
@@ -55,7 +55,7 @@ def test_the_page_has_the_figures_and_texts_as_texts(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["nothing", "an empty folder", "a sweep that has not begun"])
-def test_what_cannot_be_shown_is_named(what, tmp_path):
+def test_path_without_a_run_is_named(what, tmp_path):
   place = tmp_path / "x"
   if what != "nothing":
     place.mkdir()
@@ -66,12 +66,12 @@ def test_what_cannot_be_shown_is_named(what, tmp_path):
   assert not (tmp_path / "page.html").exists()
 
 
-def test_at_the_end_of_a_run_what_hinders_the_page_is_said_and_undoes_nothing(tmp_path, capsys):
+def test_problem_of_the_final_page_is_printed_without_an_error(tmp_path, capsys):
   report.make_final_report(tmp_path)
   assert "report    not made: " in capsys.readouterr().out
 
 
-def test_a_bug_in_the_page_is_printed_and_undoes_nothing(tmp_path, monkeypatch, capsys):
+def test_bug_in_the_page_is_printed_without_an_error(tmp_path, monkeypatch, capsys):
   workdirs.run(tmp_path)
   monkeypatch.setattr(report.verdict, "make_chapter", lambda runs: runs["x"])
   report.make_final_report(tmp_path)
@@ -79,12 +79,12 @@ def test_a_bug_in_the_page_is_printed_and_undoes_nothing(tmp_path, monkeypatch, 
   assert "report    not made: a bug in vit_jax" in printed.out and "Traceback" in printed.err
 
 
-def test_two_sweeps_have_no_name_twice(tmp_path):
+def test_runs_of_two_sweeps_have_distinct_names(tmp_path):
   about = report.read_contents([sweep(tmp_path / "s1"), sweep(tmp_path / "s2")])
   assert sorted(run.name for run in about.runs) == [f"s{i}: optim.lr={j}" for i in (1, 2) for j in (0, 1)]
 
 
-def test_what_a_sweep_chose_and_its_figures_on_test_come_first(tmp_path):
+def test_selection_of_a_sweep_and_its_test_figures_come_first(tmp_path):
   folder = sweep(tmp_path / "s")
   record = json.loads((folder / "sweep.json").read_text())
   final = [{"name": name, "status": "done", "figures": {"top1": top1}} for name, top1 in (("f1", 0.9), ("f2", 1.0))]
@@ -97,13 +97,13 @@ def test_what_a_sweep_chose_and_its_figures_on_test_come_first(tmp_path):
 
 
 @pytest.mark.parametrize("odd", [{"trials": None}, {"trials": 3}, {"trials": [{}, 1, {"status": "failed"}]}])
-def test_a_record_of_a_sweep_that_is_none_of_ours_is_no_sweep_that_has_begun(odd, tmp_path):
+def test_invalid_record_of_a_sweep_counts_as_not_started(odd, tmp_path):
   (tmp_path / "sweep.json").write_text(json.dumps(odd))
   with pytest.raises(ConfigError, match="has started"):
     report.read_contents([tmp_path])
 
 
-def test_sixty_long_runs_make_a_page_below_five_megabytes(tmp_path):
+def test_page_of_60_long_runs_is_below_five_megabytes(tmp_path):
   about = report.read_contents([workdirs.run(tmp_path / "a")])
   rows = [{"step": step, "train/loss": 1 / step, "train/top1": step / 500, "images_per_second": 9.0 + step % 7,
            "images_per_second_per_chip": 4.5, "data_wait": step % 3 / 3, "train/learning_rate": 1e-3}

@@ -1,4 +1,4 @@
-"""Scaling: sizes by a second formulation, charts where something differs."""
+"""Tests of scaling: sizes by a second formulation, and charts of quantities that differ."""
 
 import dataclasses
 
@@ -21,12 +21,15 @@ def vit(width):
 
 
 def macs(width, tokens=5, patches=4, depth=2):
-  """Of the model above, by hand: patches; projections, products of attention and MLP of each block; head."""
+  """Counts multiply-adds of the model above by hand.
+
+  The terms are patches, projections, products of attention and MLP of each block, and the head.
+  """
   block = 4 * tokens * width**2 + 2 * tokens**2 * width + 8 * tokens * width**2
   return patches * 16 * 16 * 3 * width + depth * block + width * 10
 
 
-def test_parameters_macs_and_compute_are_those_counted_by_hand(one):
+def test_parameters_macs_and_compute_match_a_count_by_hand(one):
   size = scaling.measure_size(dataclasses.replace(one, description=vit(32)))
   assert size.forward == 2 * macs(32) / 1e9
   assert size.flops == 6 * macs(32) * 12 * 16
@@ -34,7 +37,7 @@ def test_parameters_macs_and_compute_are_those_counted_by_hand(one):
   assert size.parameters == 768 * 32 + 32 + 5 * 32 + 32 + 2 * block + 2 * 32 + 330
 
 
-def test_only_what_differs_is_drawn(one):
+def test_only_quantities_that_differ_are_drawn(one):
   small, large = (dataclasses.replace(one, name=str(w), description=vit(w), records=1437) for w in (32, 64))
   charts, table = scaling.make_chapter([small, large]).parts
   assert len(charts.svgs) == 3, (
@@ -44,7 +47,7 @@ def test_only_what_differs_is_drawn(one):
   assert not scaling.make_chapter([small]).parts
 
 
-def test_few_shot_curves_are_in_order_and_without_deviations(one):
+def test_few_shot_curves_are_sorted_and_without_deviations(one):
   figures = {"few/logistic_10shot": 0.8, "few/logistic_10shot_std": 0.1, "few/logistic_5shot": 0.7, "steps": 12}
   run = dataclasses.replace(one, result=figures)
   assert scaling.read_few_shot(run) == {"few/logistic": [(5, 0.7), (10, 0.8)]}

@@ -1,4 +1,4 @@
-"""The first batch in the page is that of the preview, and images of each class are those of a loop."""
+"""Tests that the first batch of the page matches the preview, and that the images of each class match a loop."""
 
 import collections
 import dataclasses
@@ -34,14 +34,14 @@ def drawn(count, classes):
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_all_labels_are_counted_where_there_is_time(remote):
+def test_all_labels_are_counted_within_the_time_limit(remote):
   labels = drawn(1000, 7)
   images, counted = seen.count_images(source_of(labels, 7, remote=remote))
   assert counted == 1000
   assert images.tolist() == [labels.count(i) for i in range(7)]
 
 
-def test_labels_that_are_slow_to_read_are_counted_among_some_drawn_at_random():
+def test_slow_labels_are_counted_in_a_random_sample():
   labels = [0] * 5000 + [1] * 5000
   images, counted = seen.count_images(source_of(labels, 2), seconds=0)
   assert counted == seen.CHUNK == images.sum()
@@ -52,7 +52,7 @@ def test_labels_that_are_slow_to_read_are_counted_among_some_drawn_at_random():
   assert [row[1] for row in table.rows] == [f"{number:,}" for number in sorted(images, reverse=True)]
 
 
-def test_several_labels_count_once_each_and_what_cannot_be_read_does_not():
+def test_distinct_labels_count_once_and_unreadable_ones_do_not():
   labels = [(0, 1), (1, 1), (), (2, 9), OSError("gone"), ValueError("no number")]
   images, counted = seen.count_images(source_of(labels, 3, labels=2))
   assert images.tolist() == [1, 2, 1] and counted == 4
@@ -62,7 +62,7 @@ def test_several_labels_count_once_each_and_what_cannot_be_read_does_not():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("classes", [1, 30, 31, 1001, 3000])
-def test_the_table_has_the_classes_with_most_and_with_fewest(classes):
+def test_table_has_the_classes_with_most_and_fewest_images(classes):
   labels = drawn(20 * classes, classes) + [0] * 100 * classes
   source = source_of(labels, classes)
   expected = collections.Counter(labels)
@@ -77,7 +77,7 @@ def test_the_table_has_the_classes_with_most_and_with_fewest(classes):
 
 
 @pytest.mark.heavy
-def test_the_first_batch_stands_in_the_page_with_names_and_shares(tmp_path):
+def test_first_batch_of_the_page_has_names_and_shares(tmp_path):
   root = folders.folder(tmp_path, 8, HOSTILE)
   broken = next((root / "train" / HOSTILE[0]).iterdir())
   broken.write_bytes(broken.read_bytes()[:100])
@@ -107,7 +107,7 @@ def test_the_first_batch_stands_in_the_page_with_names_and_shares(tmp_path):
 
 
 @pytest.mark.heavy
-def test_a_mixture_says_that_it_draws_by_its_weights(tmp_path):
+def test_page_of_a_mixture_explains_that_weights_decide_the_draws(tmp_path):
   roots = [folders.folder(tmp_path / name, 6) for name in "ab"]
   run = runs.run("configs/folder.py", runs.IMAGENET, data__path=roots[0], batch=8, data__test="train")
   kept = {key: value for key, value in run.data.args.items() if key in ("image_size", "crop", "flip")}

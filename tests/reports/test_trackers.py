@@ -1,4 +1,4 @@
-"""Metrics in trackers, read back by their own means: every row once, however often and whenever it is asked for."""
+"""Tests of metrics in trackers, read with the trackers' own tools: every row is exported exactly once."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ CONFIG = {"optim": {"name": "adamw", "lr": 0.1}, "evals": {"test": {"name": "acc
 
 
 def write(workdir, last, extra=0.0):
-  """A run that is at a step: a line of training at each, one of evaluation at each third."""
+  """Writes a run up to step `last`, with a training line per step and an evaluation line every third step."""
   workdir.mkdir(exist_ok=True)
   (workdir / "config.json").write_text(json.dumps(CONFIG))
   lines = []
@@ -27,7 +27,10 @@ def write(workdir, last, extra=0.0):
 
 
 def wandb_rows(folder):
-  """[(step, {name: value})] of the files for later upload: blocks of 32 KiB with records as LevelDB's log has them."""
+  """Returns [(step, {name: value})] of the files for later upload.
+
+  They consist of blocks of 32 KiB with records as in the log of LevelDB.
+  """
   from wandb.proto import wandb_internal_pb2
 
   rows = {}
@@ -38,7 +41,7 @@ def wandb_rows(folder):
         at += 2**15 - at % 2**15
       size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
       parts, at = parts + content[at + 7 : at + 7 + size], at + 7 + size
-      if kind in (1, 4):  # whole, or the last part
+      if kind in (1, 4):  # a whole record, or its last part
         record = wandb_internal_pb2.Record.FromString(parts)
         values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
         if values:
@@ -93,11 +96,11 @@ ADVICE = {
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("to", trackers.TRACKERS)
-def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):
+def test_every_row_is_exported_once_while_a_run_continues(to, tmp_path, monkeypatch):
   pytest.importorskip(to, reason=f"the extra {to} is not installed")
   for name in ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"):
     monkeypatch.delenv(name, raising=False)
-  if to == "trackio":  # which reads its folder when it is imported
+  if to == "trackio":  # it reads its folder at import
     from trackio import sqlite_storage, utils
 
     for module in (sqlite_storage, utils):
@@ -106,10 +109,10 @@ def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):
   write(workdir, 7)
   message = trackers.export_metrics(workdir, to)
   assert "9 of 9 lines to" in message
-  assert ADVICE[to] in message  # D5
+  assert ADVICE[to] in message  # the message contains the next command
   assert f"{to} already contains all 9 lines" in trackers.export_metrics(workdir, to)
   before = expected(workdir)
-  write(workdir, 5, extra=1.0)  # back at a checkpoint: the steps that it makes again are there
+  write(workdir, 5, extra=1.0)  # back at a checkpoint: the repeated steps were already exported
   assert f"{to} already contains all 6 lines" in trackers.export_metrics(workdir, to)
   write(workdir, 12, extra=1.0)
   assert "7 of 16 lines to" in trackers.export_metrics(workdir, to)
@@ -121,7 +124,7 @@ def test_every_row_arrives_once_while_a_run_goes_on(to, tmp_path, monkeypatch):
     wandb.teardown()  # ends its process
 
 
-def test_e2_a_tracker_is_given_what_ranks_the_run(tmp_path, monkeypatch):
+def test_tracker_receives_the_metric_that_ranks_the_run(tmp_path, monkeypatch):
   write(tmp_path / "run", 3)
   evals = {name: {"name": "accuracy", "split": name, "data": None} for name in ("val", "test")}
   (tmp_path / "run/config.json").write_text(json.dumps({**CONFIG, "evals": evals}))
@@ -132,8 +135,11 @@ def test_e2_a_tracker_is_given_what_ranks_the_run(tmp_path, monkeypatch):
   assert sent[0].config["ranked_by"] == {"metric": "val/top1", "split": "val"}
 
 
-def test_d5_the_extra_mlflow_is_the_package_without_a_web_page():
-  """The message of an export advises another package for that reason; see also docs/guides/trackers.md."""
+def test_mlflow_extra_is_the_package_without_a_web_page():
+  """Checks the reason for which the message of an export recommends another package.
+
+  See also docs/guides/trackers.md.
+  """
   root = pathlib.Path(__file__).parents[2]
   extra = re.search(r"^MLFLOW = (\[.*?\])", (root / "setup.py").read_text(), re.M)[1]
   assert "mlflow-skinny" in extra and not re.search(r'"mlflow[><=]', extra)
@@ -141,7 +147,7 @@ def test_d5_the_extra_mlflow_is_the_package_without_a_web_page():
   assert "`pip install mlflow` in any environment, then `mlflow ui --backend-store-uri=" in page
 
 
-def test_a_nested_config_is_flat():
+def test_nested_config_is_flattened():
   assert trackers.flatten_config(CONFIG) == {
     "optim.name": "adamw",
     "optim.lr": 0.1,
@@ -150,7 +156,7 @@ def test_a_nested_config_is_flat():
   }
 
 
-def test_mistakes_say_what_to_do(tmp_path, monkeypatch):
+def test_errors_contain_the_fix(tmp_path, monkeypatch):
   with pytest.raises(ConfigError, match=r"unknown tracker 'wndb'. Did you mean 'wandb'"):
     trackers.export_metrics(tmp_path, "wndb")
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
@@ -164,7 +170,7 @@ def test_mistakes_say_what_to_do(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("project", ["", "a" * 101, "a/b:c", "..", " "])
-def test_a_project_is_a_name_that_all_trackers_take(tmp_path, project):
+def test_invalid_project_names_are_refused(tmp_path, project):
   for to in trackers.TRACKERS:
     with pytest.raises(ConfigError, match=r"--project is '.*1 to 100 letters, digits"):
       trackers.export_metrics(tmp_path, to, project)
@@ -173,7 +179,7 @@ def test_a_project_is_a_name_that_all_trackers_take(tmp_path, project):
 @pytest.mark.parametrize(
   "note", [3, {}, {"id": 5, "step": "x", "rows": 0}, {"id": "0" * 16, "step": 1.5, "rows": 0}], ids=str
 )
-def test_a_damaged_note_of_exports_says_mend_or_remove(tmp_path, monkeypatch, note):
+def test_error_of_a_damaged_export_record_contains_the_fix(tmp_path, monkeypatch, note):
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
   write(tmp_path, 3)
   (tmp_path / "exports.json").write_text(json.dumps({"mlflow": note}))
@@ -182,7 +188,7 @@ def test_a_damaged_note_of_exports_says_mend_or_remove(tmp_path, monkeypatch, no
   assert all(part in str(error.value) for part in (str(tmp_path / "exports.json"), "mlflow is", "Fix", "remove"))
 
 
-def test_lines_with_numbers_that_nothing_holds_are_left_out(tmp_path):
+def test_lines_with_unrepresentable_numbers_are_skipped(tmp_path):
   write(tmp_path, 2)
   huge = "1" + "0" * 400
   lines = [f'{{"step": {step}, "a": 1}}' for step in ("Infinity", "NaN", huge, 2**63, "1e30", -3)]
@@ -204,7 +210,7 @@ def test_lines_with_numbers_that_nothing_holds_are_left_out(tmp_path):
     ("x" * 300, "x" * 250),
   ],
 )
-def test_names_for_mlflow_have_characters_that_it_takes(key, name):
+def test_mlflow_keys_have_only_valid_characters(key, name):
   assert trackers.escape_mlflow_key(key) == name
 
 
@@ -240,7 +246,7 @@ print(json.dumps({name: [(row.step, row.value) for row in history] for name, his
 """
 
 
-def test_what_a_tracker_raises_is_said_in_a_line(tmp_path, monkeypatch):
+def test_exception_of_a_tracker_is_one_line(tmp_path, monkeypatch):
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
   write(tmp_path, 3)
 
@@ -254,7 +260,7 @@ def test_what_a_tracker_raises_is_said_in_a_line(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_an_export_to_mlflow_that_breaks_off_is_said_and_is_whole_the_next_time(tmp_path):
+def test_interrupted_mlflow_export_is_reported_and_completed_later(tmp_path):
   pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
   workdir = tmp_path / "run"
   write(workdir, 4)

@@ -1,4 +1,4 @@
-"""The verdict: figures with intervals, costs and losses as the files have them."""
+"""Tests of the verdict: figures with intervals, costs and losses match the files."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ def read(folder, **changes):
   return recorded.read_run(workdirs.run(folder, **changes), folder.name)
 
 
-def test_one_run_has_its_figures_costs_and_losses(tmp_path):
+def test_single_run_has_its_figures_costs_and_losses(tmp_path):
   folder = workdirs.run(tmp_path / "a")
   about = "One.\n\nHardware:  two cores,\n           a minute\nResult:    99 % top-1\n"
   recipe = {"config": "configs/digits.py", "about": about, "changes": ["optim.lr: 1 -> 2"]}
@@ -39,12 +39,12 @@ def test_one_run_has_its_figures_costs_and_losses(tmp_path):
   assert cells["Expected by the recipe", "changed by flags"] == ["optim.lr: 1 -> 2"]
 
 
-def test_an_unfinished_run_says_how_far_it_is(tmp_path):
+def test_unfinished_run_reports_its_progress(tmp_path):
   words = verdict.make_chapter([read(tmp_path / "a", finished=False)]).parts[0].text
   assert words.endswith("Not finished: step 12 of 12 (100%).")
 
 
-def test_several_runs_are_ranked_averaged_over_seeds_and_their_differences_named(tmp_path):
+def test_several_runs_are_ranked_averaged_over_seeds_and_compared(tmp_path):
   many = [read(tmp_path / name, seed=seed, top1=top1, optim__lr=rate)
           for name, seed, top1, rate in (("a", 0, 0.8, 1e-3), ("b", 1, 0.9, 1e-3), ("c", 0, 0.5, 1e-2))]  # fmt: skip
   assert [run.name for run in verdict.rank_runs(many)] == ["b", "a", "c"]
@@ -59,14 +59,14 @@ def test_several_runs_are_ranked_averaged_over_seeds_and_their_differences_named
   ]  # fmt: skip
 
 
-def test_a_lower_loss_is_better(tmp_path):
+def test_lower_loss_is_better(tmp_path):
   many = [read(tmp_path / name) for name in ("a", "b")]
   only = [{**run.__dict__, "result": {"steps": 12, "loss": loss}} for run, loss in zip(many, (2.0, 1.0), strict=True)]
   assert [run.name for run in verdict.rank_runs([recorded.RecordedRun(**each) for each in only])] == ["b", "a"]
 
 
 def unlike(folder, name, shots, **figures):
-  """A run of the task of that name, with a result of these figures and of a probe by ten images of each class."""
+  """Returns a run of the given task. Its result has these figures and a probe with ten images of each class."""
   run = read(folder)
   task = dataclasses.replace(run.run.task, name=name)
   result = {"steps": 12, "train_seconds": 1.0, "digits/ema_ridge_25shot": 0.9, "digits/ridge_10shot": shots, **figures}
@@ -74,7 +74,7 @@ def unlike(folder, name, shots, **figures):
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_runs_of_different_tasks_are_compared_by_a_probe_that_all_have_in_any_order(tmp_path, backwards):
+def test_runs_of_different_tasks_are_ranked_by_a_shared_probe(tmp_path, backwards):
   runs = [unlike(tmp_path / "a", "masked_patches", 0.4, loss=3.0, accuracy=0.6)]
   runs.append(unlike(tmp_path / "b", "masked_autoencoder", 0.3, loss=0.6, rmse=0.8))
   runs = runs[::-1] if backwards else runs
@@ -87,7 +87,7 @@ def test_runs_of_different_tasks_are_compared_by_a_probe_that_all_have_in_any_or
   assert [run.name for run in verdict.rank_runs(runs)] == ["a", "b"]
 
 
-def test_runs_of_different_tasks_without_a_figure_in_common_are_not_ranked(tmp_path):
+def test_runs_of_different_tasks_without_a_shared_figure_are_not_ranked(tmp_path):
   runs = [unlike(tmp_path / name, name, 0.4) for name in ("masked_patches", "masked_autoencoder")]
   runs[1].result.pop("digits/ridge_10shot")
   assert verdict.find_shared_headline(runs) is None and verdict.rank_runs(runs[::-1]) == runs[::-1]
@@ -95,32 +95,32 @@ def test_runs_of_different_tasks_without_a_figure_in_common_are_not_ranked(tmp_p
 
 
 def validated(folder, val, test, **changes):
-  """A run that measured these shares of 360 images of each split, `test` once, at the end."""
+  """Returns a run with these accuracies on 360 images of each split. `test` was measured once, at the end."""
   run = read(folder, evals__val__name="accuracy", evals__val__split="val", evals__test__every="100%", **changes)
   result = {**run.result, "top1": test, "val/top1": val, "val/images": 360, "val/loss": 0.1}
   return dataclasses.replace(run, result=result)
 
 
-def test_e2_runs_with_a_validation_split_are_ranked_by_it_and_the_page_names_it(tmp_path):
+def test_runs_are_ranked_by_the_validation_split_and_the_page_names_it(tmp_path):
   many = [validated(tmp_path / "low", 0.80, 0.99, optim__lr=1e-3), validated(tmp_path / "high", 0.95, 0.90)]
   assert [run.name for run in verdict.rank_runs(many)] == ["high", "low"]
   chapter = verdict.make_chapter(many)
   words = chapter.parts[0].text
   assert words.startswith("The best of 2 runs by val/top1 (split 'val') is high: 95.00 %")
-  assert "'test'" not in words  # it decided nothing, and was measured once
+  assert "'test'" not in words  # test was not used for the selection and was measured once
   table = next(part for part in chapter.parts if getattr(part, "title", "") == "Runs")
   assert list(table.head[1:4]) == ["val/top1", "95 % (Wilson)", "test/top1"]
   assert workdirs.texts(chapter)["Runs", "low"][2] == "99.00 %"
 
 
-def test_e2_a_choice_on_test_is_stated(tmp_path):
+def test_selection_on_the_test_split_is_reported(tmp_path):
   words = (
     verdict.make_chapter([read(tmp_path / name, top1=top1) for name, top1 in (("a", 0.9), ("b", 0.8))]).parts[0].text
   )
   assert "by test/top1 (split 'test')" in words and "selected on 'test'" in words
 
 
-def test_e3_measurements_of_test_during_training_are_stated(tmp_path):
+def test_evaluations_of_test_during_training_are_reported(tmp_path):
   run = read(tmp_path / "a")
   once = verdict.make_chapter([run]).parts[0].text
   assert "during training" not in once
@@ -134,7 +134,7 @@ def test_e3_measurements_of_test_during_training_are_stated(tmp_path):
 @pytest.mark.parametrize(
   ("one", "other", "clear"), [(0.95, 0.80, True), (0.950, 0.945, False), (1.0, 1.0, False), (0.97, 0.92, True)]
 )
-def test_e7_a_lead_counts_only_if_the_images_show_it(tmp_path, one, other, clear):
+def test_lead_counts_only_if_it_is_significant(tmp_path, one, other, clear):
   many = [validated(tmp_path / "a", one, 0.5), validated(tmp_path / "b", other, 0.5, optim__lr=1e-3)]
   words = verdict.make_chapter(many).parts[0].text
   low, high = (100 * end for end in intervals.compute_difference_interval(one, 360, other, 360))

@@ -1,4 +1,4 @@
-"""Workdirs of runs that never ran: what a run leaves in small files, with figures that tests know."""
+"""Workdirs of runs that were not trained: the small files of a run, with figures that tests know."""
 
 import json
 
@@ -10,7 +10,7 @@ BATCH, RECORDS = 16, 1437
 
 
 def run(folder, seed=0, steps=12, top1=0.9, finished=True, rate=100.0, **changes):
-  """A workdir of a shrunk digits run on two devices, that saw 16 images a step, 100 a second."""
+  """Writes the workdir of a small digits run on two devices with 16 images per step and 100 images per second."""
   folder.mkdir(parents=True, exist_ok=True)
   made = runs.run(seed=seed, total=str(steps), **changes)
   (folder / "config.json").write_text(config.dumps(made))
@@ -33,7 +33,7 @@ def run(folder, seed=0, steps=12, top1=0.9, finished=True, rate=100.0, **changes
 
 
 def texts(chapter):
-  """Every cell of a chapter's tables, by table and first cell of the row."""
+  """Returns every cell of a chapter's tables, by table and first cell of the row."""
   return {
     (part.title, row[0]): list(row[1:])
     for part in chapter.parts
