@@ -1,4 +1,4 @@
-"""Archives of arrays are read as they were written, and those with two arrays of one name not at all."""
+"""Tests of archives of arrays: they are read as they were written, and duplicate names are refused."""
 
 import io
 
@@ -21,13 +21,13 @@ def test_arrays_are_read_by_name_from_a_path_and_an_open_file(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("a.npy", "a.npy"), ("a.npy", "b.npy", "a.npy"), ("b.npy", "a.npy", "a")])
-def test_g_two_arrays_of_one_name_are_refused(tmp_path, names):
+def test_two_arrays_with_one_name_are_refused(tmp_path, names):
   (tmp_path / "x.npz").write_bytes(archive_files.archive(*names))
   with pytest.raises(ValueError, match="two members are named 'a'"):
     archives.load(tmp_path / "x.npz", "b")
 
 
-def test_g_a_repeated_array_is_the_whole_difference(tmp_path):
+def test_only_the_repeated_array_makes_an_archive_invalid(tmp_path):
   np.savez(tmp_path / "x.npz", a=np.ones(2))
   archives.load(tmp_path / "x.npz", "a")
   archive_files.repeat(tmp_path / "x.npz", "a")
@@ -35,7 +35,7 @@ def test_g_a_repeated_array_is_the_whole_difference(tmp_path):
     archives.load(tmp_path / "x.npz", "a")
 
 
-def test_what_is_no_archive_and_what_is_pickled_is_refused(tmp_path):
+def test_invalid_and_pickled_archives_are_refused(tmp_path):
   np.save(tmp_path / "array.npy", np.ones(3))
   np.savez(tmp_path / "pickled.npz", a=np.array([{"a": 1}]))
   for name in ("array.npy", "pickled.npz"):

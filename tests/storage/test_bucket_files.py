@@ -1,4 +1,4 @@
-"""Other paths of users in a bucket: weights in and out, predictions, features, what evaluations write."""
+"""Tests of other user paths in a bucket: converted weights, predictions, features and outputs of evaluations."""
 
 import filecmp
 import importlib
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.heavy
 
 
 def verb(capsys, name, *words):
-  """(exit code, what was printed) of a verb, in this process."""
+  """Runs a verb in this process, and returns (exit code, printed text)."""
   code = 0
   try:
     cli.run_verb(lambda: importlib.import_module(f"vit_jax.{name}").main(words))
@@ -32,12 +32,12 @@ def verb(capsys, name, *words):
   return code, out + err
 
 
-def test_weights_go_through_a_bucket_without_a_change(tmp_path, bucket, monkeypatch):
+def test_weights_are_unchanged_by_conversions_in_a_bucket(tmp_path, bucket, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
   written(tmp_path / "a.npz")
   convert.convert(tmp_path / "a.npz", bucket / "b.safetensors", "timm", {})
   convert.convert(bucket / "b.safetensors", bucket / "hub/model.safetensors", "hf", {"heads": 2})
-  convert.convert(bucket / "hub", bucket / "workdir", None, {})  # with its config.json
+  convert.convert(bucket / "hub", bucket / "workdir", None, {})  # includes its config.json
   convert.convert(bucket / "workdir", bucket / "c.npz", "vit_jax", {})
   (tmp_path / "c.npz").write_bytes((bucket / "c.npz").read_bytes())
   first, end = np.load(tmp_path / "a.npz"), np.load(tmp_path / "c.npz")
@@ -56,7 +56,7 @@ def test_weights_and_caches_may_both_be_in_a_bucket(tmp_path, bucket, monkeypatc
   assert copy.read_bytes() == b"some bytes" and copy.is_relative_to(tmp_path / ".cache/vit_jax/objects")
 
 
-def test_what_is_wrong_with_weights_in_a_bucket_is_said_of_the_object(tmp_path, bucket, monkeypatch):
+def test_error_of_weights_in_a_bucket_names_the_object(tmp_path, bucket, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   (bucket / "a.npz").write_bytes(b"no archive")
   with pytest.raises(ConfigError, match=f"^{bucket}/a.npz: cannot be read: "):
@@ -66,7 +66,7 @@ def test_what_is_wrong_with_weights_in_a_bucket_is_said_of_the_object(tmp_path, 
 
 
 @pytest.mark.long
-def test_a_teacher_s_workdir_may_be_in_a_bucket(bucket):
+def test_workdir_of_a_teacher_may_be_in_a_bucket(bucket):
   arrays = {path: np.zeros(shape, np.float32) for path, shape in importers.layout.compute_shapes(VIT).items()}
   checkpoints.write_weights(bucket, arrays, {"model": VIT.to_json()})
   found = importers.open_frozen(str(bucket), 32, "float32")
@@ -77,7 +77,7 @@ def test_a_teacher_s_workdir_may_be_in_a_bucket(bucket):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["p.csv", "p.npz"])
-def test_predictions_are_the_same_bytes_as_on_a_disk(tmp_path, bucket, name):
+def test_predictions_in_a_bucket_and_on_a_disk_are_equal(tmp_path, bucket, name):
   predictions = drawn(0, 20, 5, 5, None)
   ids = [f"image {i}" for i in range(20)]
   for folder in (tmp_path, bucket):
@@ -85,12 +85,12 @@ def test_predictions_are_the_same_bytes_as_on_a_disk(tmp_path, bucket, name):
   (tmp_path / "copy").write_bytes((bucket / name).read_bytes())
   if name.endswith(".csv"):
     assert filecmp.cmp(tmp_path / "copy", tmp_path / name, shallow=False)
-  else:  # an archive has times in it
+  else:  # archives contain times
     first, second = np.load(tmp_path / name), np.load(tmp_path / "copy")
     assert all(np.array_equal(first[key], second[key]) for key in first)
 
 
-def test_features_are_kept_in_a_bucket(bucket):
+def test_features_are_cached_in_a_bucket(bucket):
   model = Model()
   extracted(model, [5, 7, 30], bucket / "features.npz")
   position, _ = extracted(model, [1, 5, 30, 44], bucket / "features.npz")
@@ -99,7 +99,7 @@ def test_features_are_kept_in_a_bucket(bucket):
 
 
 @pytest.mark.long
-def test_evaluate_measures_a_run_in_a_bucket_and_writes_there(bucket, capsys):
+def test_evaluate_reads_a_run_in_a_bucket_and_writes_there(bucket, capsys):
   prepare_dataset("digits")
   parts = runs.parts(8, total="2", evals__test__every="100%")
   result = loop.train(parts, bucket / "run")
@@ -116,7 +116,7 @@ def test_evaluate_measures_a_run_in_a_bucket_and_writes_there(bucket, capsys):
   assert output.splitlines()[-1].startswith(f"error: --workdir: {bucket}/none contains no run (no config.json)")
 
 
-def test_a_path_of_an_unwritable_kind_is_refused_before_the_work(bucket, capsys):
+def test_unwritable_path_is_refused_before_the_evaluation(bucket, capsys):
   for word, problem in (("p.csv2", "is not a format"), ("", "is empty")):
     words = [f"--workdir={bucket}", f"--write-predictions={bucket}/{word}" if word else "--report="]
     code, output = verb(capsys, "evaluate", *words)

@@ -1,4 +1,4 @@
-"""Requests to a real server of buckets on this machine, with trouble on the way."""
+"""Tests of requests to a real bucket server on this machine, with simulated failures."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ from vit_jax.storage import buckets, errors, files
 pytestmark = pytest.mark.heavy
 
 
-def test_what_is_written_comes_back_whatever_happens_on_the_way(bucket_server, bucket):
+def test_written_content_is_read_back_despite_failures(bucket_server, bucket):
   before = bucket_server.counts["resets"]
   contents = {f"{i}.bin": bytes([i]) * 10**i for i in range(7)}
   with bucket_server.troubled(latency=0.01, busy=0.1, resets=0.2):
@@ -28,7 +28,7 @@ def test_what_is_written_comes_back_whatever_happens_on_the_way(bucket_server, b
   assert bucket_server.counts["resets"] > before
 
 
-def test_a_server_that_is_ended_takes_all_that_it_has_started_along():
+def test_terminated_server_stops_all_its_processes():
   words = [sys.executable, "-m", "tests.buckets"]
   with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
     while not process.stdout.readline().startswith("# gs://"):
@@ -40,7 +40,7 @@ def test_a_server_that_is_ended_takes_all_that_it_has_started_along():
     assert code == 0
 
 
-def test_what_others_write_and_remove_is_seen_at_once(bucket):
+def test_changes_of_other_clients_are_visible_immediately(bucket):
   other = buckets.FileSystem()
   for i in range(3):
     assert len(list(bucket.iterdir()) if bucket.exists() else []) == i
@@ -49,7 +49,7 @@ def test_what_others_write_and_remove_is_seen_at_once(bucket):
   assert sorted(path.name for path in bucket.iterdir()) == ["1", "2"]
 
 
-def test_a_server_that_stands_still_is_asked_again(bucket_server, bucket):
+def test_stalled_request_is_repeated(bucket_server, bucket):
   impatient = buckets.FileSystem(requests_timeout=aiohttp.ClientTimeout(sock_read=0.2), skip_instance_cache=True)
   before = bucket_server.counts["stalls"]
   with bucket_server.troubled(stalls=0.4):
@@ -58,7 +58,7 @@ def test_a_server_that_stands_still_is_asked_again(bucket_server, bucket):
   assert files.read_if_exists(bucket / "a") == b"1"
 
 
-def test_a_bucket_that_refuses_is_an_error_at_once_and_never_taken_for_empty(bucket_server, bucket):
+def test_denied_access_is_an_immediate_error_and_not_an_empty_bucket(bucket_server, bucket):
   (bucket / "a").write_bytes(b"1")
   began = time.monotonic()
   with bucket_server.troubled(refused=True):
@@ -72,7 +72,7 @@ def test_a_bucket_that_refuses_is_an_error_at_once_and_never_taken_for_empty(buc
   assert time.monotonic() - began < 5
 
 
-def test_a_bucket_that_is_away_for_a_while_is_waited_for(bucket_server, bucket, monkeypatch, caplog):
+def test_request_waits_for_a_bucket_that_is_temporarily_unreachable(bucket_server, bucket, monkeypatch, caplog):
   monkeypatch.setattr(buckets, "NOTICED", 0.5)
   files.write_text(bucket / "a", "1")
   with bucket_server.troubled(away=True):
@@ -83,7 +83,7 @@ def test_a_bucket_that_is_away_for_a_while_is_waited_for(bucket_server, bucket, 
   assert caplog.text.count("does not respond (ServerDisconnectedError") == 1
 
 
-def test_one_that_stays_away_is_an_error_after_the_patience_and_then_at_once(bucket_server, bucket, monkeypatch):
+def test_unreachable_bucket_is_an_error_after_the_timeout_then_at_once(bucket_server, bucket, monkeypatch):
   monkeypatch.setenv("VITJAX_PATIENCE", "1")
   with bucket_server.troubled(away=True):
     for least, most in ((0.2, 4), (0, 1)):
@@ -97,7 +97,7 @@ def test_one_that_stays_away_is_an_error_after_the_patience_and_then_at_once(buc
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf"])
-def test_a_patience_that_is_no_number_of_seconds_is_named(monkeypatch, text):
+def test_invalid_timeout_is_named(monkeypatch, text):
   monkeypatch.setenv("VITJAX_PATIENCE", text)
   with pytest.raises(
     ConfigError, match=f"^VITJAX_PATIENCE: expected a number of seconds, got '{text}'. Use a number .* as 240"
@@ -105,7 +105,7 @@ def test_a_patience_that_is_no_number_of_seconds_is_named(monkeypatch, text):
     buckets.get_patience()
 
 
-def test_a_misspelt_bucket_is_not_made(bucket):
+def test_misspelt_bucket_is_not_created(bucket):
   path = type(bucket)("gs://bukcet/run")
   path.mkdir(parents=True, exist_ok=True)
   with pytest.raises(FileNotFoundError) as error:
@@ -114,7 +114,7 @@ def test_a_misspelt_bucket_is_not_made(bucket):
   assert not path.exists()
 
 
-def test_what_is_cut_short_leaves_the_object_that_was_there(bucket):
+def test_interrupted_atomic_write_keeps_the_previous_object(bucket):
   files.write_text(bucket / "a.csv", "old")
   with pytest.raises(KeyboardInterrupt), files.atomic_write(bucket / "a.csv") as partial:
     partial.write_text("half")
@@ -126,7 +126,7 @@ def test_what_is_cut_short_leaves_the_object_that_was_there(bucket):
   assert files.read_if_exists(bucket / "a.csv") == b"new"
 
 
-def test_an_error_while_an_object_is_written_leaves_the_one_that_was_there(bucket):
+def test_error_during_a_write_keeps_the_previous_object(bucket):
   files.write_text(bucket / "a", "old")
   with pytest.raises(ZeroDivisionError), (bucket / "a").open("wb") as file:
     file.write(b"half")
@@ -134,7 +134,7 @@ def test_an_error_while_an_object_is_written_leaves_the_one_that_was_there(bucke
   assert files.read_if_exists(bucket / "a") == b"old"
 
 
-def test_an_object_has_a_copy_on_the_disk_that_follows_it(bucket, tmp_path, monkeypatch):
+def test_local_copy_of_an_object_follows_its_changes(bucket, tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   files.write_text(bucket / "w.npz", "1")
   files.write_text(bucket / "config.json", "{}")

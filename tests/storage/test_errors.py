@@ -1,4 +1,7 @@
-"""Disks that are full, limited, read-only or gone: one error that says what to do, and nothing is lost."""
+"""Tests of disks that are full, limited, read-only or removed.
+
+Each is one error with a fix, and no data are lost.
+"""
 
 import contextlib
 import dataclasses
@@ -25,11 +28,11 @@ from vit_jax.training import experiment, goodput, loop, steps, writer
 
 pytestmark = pytest.mark.heavy
 
-SAME = ("weights_sha256", "top1", "loss", "images", "steps")  # of result.json
+SAME = ("weights_sha256", "top1", "loss", "images", "steps")  # keys of result.json
 
 
 def large(step, g):
-  """A state whose save writes files of many sizes."""
+  """Returns a state that is saved in files of many sizes."""
   draw = np.random.default_rng(step)
   whole = sharding.make_replicated_sharding(g)
   params = {f"{i}": jax.device_put(draw.normal(size=(16, 2**i)).astype(np.float32), whole) for i in range(12)}
@@ -38,7 +41,7 @@ def large(step, g):
 
 @contextlib.contextmanager
 def limited(size):
-  """No file may grow beyond so many bytes, as after ulimit -f."""
+  """Limits the size of files to `size` bytes, like ulimit -f."""
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
   try:
@@ -48,7 +51,7 @@ def limited(size):
 
 
 def settled(store):
-  """Closes a store whose save has failed; the writes that were under way end."""
+  """Closes a store after a failed save, and waits until its writes end."""
   with contextlib.suppress(OSError):
     store.close()
   folder, before = store.directory, None
@@ -57,7 +60,7 @@ def settled(store):
 
 
 @pytest.mark.parametrize("size", [0, 1_000, 30_000])
-def test_a_failed_save_names_the_last_complete_checkpoint(tmp_path, size):
+def test_failed_save_names_the_last_complete_checkpoint(tmp_path, size):
   g = grid(1)
   store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
   store.save(1, large(1, g), {})
@@ -70,7 +73,7 @@ def test_a_failed_save_names_the_last_complete_checkpoint(tmp_path, size):
   assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(tmp_path / "checkpoints"))
   settled(store)
   assert {file: file.read_bytes() for file in before} == before
-  # The restart, with room again.
+  # Restarts with enough space.
   again = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
   assert same(again.restore(shapes_of(large(1, g)))[0], large(1, g))
   again.save(2, large(2, g), {})
@@ -78,10 +81,10 @@ def test_a_failed_save_names_the_last_complete_checkpoint(tmp_path, size):
   assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["1", "2"]
 
 
-def test_a_save_that_failed_in_the_background_is_an_error_at_the_next(tmp_path):
+def test_failed_background_save_is_an_error_at_the_next_save(tmp_path):
   g = grid(1)
   store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
-  store.save(1, large(1, g), {})  # which returns when it is complete
+  store.save(1, large(1, g), {})  # returns when the save is complete
   with limited(30_000):
     store.save(2, large(2, g), {})
     while store._manager.is_saving_in_progress():
@@ -91,7 +94,7 @@ def test_a_save_that_failed_in_the_background_is_an_error_at_the_next(tmp_path):
   settled(store)
 
 
-def test_what_is_no_error_of_the_disk_passes_as_it_is(tmp_path):
+def test_other_errors_than_those_of_the_disk_are_not_changed(tmp_path):
   g = grid(1)
   store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
   with pytest.raises(TypeError, match="not JSON serializable"):
@@ -100,7 +103,7 @@ def test_what_is_no_error_of_the_disk_passes_as_it_is(tmp_path):
   settled(store)
 
 
-def test_of_what_lies_beside_the_checkpoints_none_is_taken_for_the_last(tmp_path):
+def test_other_folders_are_not_taken_for_the_last_checkpoint(tmp_path):
   store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(grid(1)))
   for name in ("3", "12.unreadable", "1²"):
     (tmp_path / "checkpoints" / name).mkdir()
@@ -111,7 +114,7 @@ def test_of_what_lies_beside_the_checkpoints_none_is_taken_for_the_last(tmp_path
 
 
 class Broken:
-  """What raises an error that nobody can catch, when it is freed."""
+  """An object that raises an error in its destructor, which cannot be caught."""
 
   def __init__(self, error):
     self._error = error
@@ -120,7 +123,7 @@ class Broken:
     raise self._error
 
 
-def test_reads_that_end_after_another_has_failed_are_not_reported(monkeypatch, capsys):
+def test_reads_that_end_after_a_failure_are_not_reported(monkeypatch, capsys):
   monkeypatch.setattr(sys, "unraisablehook", errors.hide_request_errors)
   for error in (RuntimeError("Event loop is closed"), KeyError("mine")):
     Broken(error)
@@ -129,7 +132,7 @@ def test_reads_that_end_after_another_has_failed_are_not_reported(monkeypatch, c
 
 
 @pytest.mark.parametrize("what", ["removed", "moved", "replaced"])
-def test_a_workdir_that_is_gone_is_noticed_at_the_next_save(tmp_path, what):
+def test_missing_workdir_is_detected_at_the_next_save(tmp_path, what):
   g = grid(1)
   workdir = tmp_path / "run"
   store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(g))
@@ -145,8 +148,8 @@ def test_a_workdir_that_is_gone_is_noticed_at_the_next_save(tmp_path, what):
   store.close()
 
 
-def test_a_disk_that_cannot_be_written_ends_a_save_at_once(tmp_path):
-  """Without the wait of five minutes of Orbax's threads for a folder that is never made."""
+def test_unwritable_disk_ends_a_save_immediately(tmp_path):
+  """Checks that the threads of Orbax do not wait five minutes for a folder that is never created."""
   g = grid(1)
   mount = tmp_path / "disk"
   mount.mkdir()
@@ -165,7 +168,7 @@ def test_a_disk_that_cannot_be_written_ends_a_save_at_once(tmp_path):
       assert not thread.is_alive(), thread.name
     store.close()
     subprocess.run(["mount", "-o", "remount,rw", str(mount)], check=True)
-    # Full in the middle of a save.
+    # The disk becomes full during a save.
     with contextlib.suppress(OSError), open(mount / "ballast", "wb", buffering=0) as file:
       file.write(bytes(shutil.disk_usage(mount).free - 100_000))
     store = checkpoints.Checkpoints(mount, sharding.make_replicated_sharding(g))
@@ -180,7 +183,7 @@ def test_a_disk_that_cannot_be_written_ends_a_save_at_once(tmp_path):
 # The other files of a run.
 
 
-def test_a_line_of_metrics_that_does_not_fit_names_its_file(tmp_path):
+def test_error_of_a_metrics_line_that_does_not_fit_names_the_file(tmp_path):
   log = writer.Writer(tmp_path, 0, active=True)
   log.write(1, {"a": 1.0})
   whole = (tmp_path / "metrics.jsonl").read_text()
@@ -188,13 +191,13 @@ def test_a_line_of_metrics_that_does_not_fit_names_its_file(tmp_path):
     log.write(2, {"a": 2.0})
   assert error.value.filename == str(tmp_path / "metrics.jsonl")
   log.close()
-  # The same step again, with room: as if nothing had been.
+  # Writes the same step again, with enough space. The failed line leaves no trace.
   log = writer.Writer(tmp_path, 1, active=True)
   assert (tmp_path / "metrics.jsonl").read_text() == whole
   log.close()
 
 
-def test_what_cannot_be_replaced_stays_and_is_named(tmp_path):
+def test_file_that_cannot_be_replaced_stays_and_is_named(tmp_path):
   file = tmp_path / "config.json"
   files.write_text(file, "old")
   with limited(10), pytest.raises(OSError, match="File too large") as error:
@@ -207,7 +210,7 @@ def test_what_cannot_be_replaced_stays_and_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("trouble", ["a file", "full"])
-def test_tensorboard_s_trouble_is_one_warning(tmp_path, caplog, trouble):
+def test_failure_of_tensorboard_is_one_warning(tmp_path, caplog, trouble):
   folder = tmp_path / "tensorboard"
   if trouble == "a file":
     folder.write_text("mine")
@@ -227,18 +230,21 @@ def test_tensorboard_s_trouble_is_one_warning(tmp_path, caplog, trouble):
 
 @pytest.fixture(scope="module")
 def parts():
-  """A run of 12 steps on one device."""
+  """Returns a run of 12 steps on one device."""
   return runs.parts(1)
 
 
 @pytest.fixture(scope="module")
 def whole(parts, tmp_path_factory):
-  """What it comes to where nothing happens."""
+  """Returns the result of the undisturbed run."""
   return loop.train(parts, tmp_path_factory.mktemp("whole"))
 
 
 def saved(workdir):
-  """Returns when step 3 is on disk: what is being saved when a folder goes may come up in it again."""
+  """Waits until step 3 is on disk.
+
+  A checkpoint that is being saved may appear again in a removed folder.
+  """
   deadline = time.monotonic() + 60
   while not (workdir / "checkpoints/3").exists():
     assert time.monotonic() < deadline
@@ -247,7 +253,7 @@ def saved(workdir):
 
 
 def happening(parts, step, what):
-  """The run, in which something happens to the disk at a step."""
+  """Returns the run with a change of the disk at a step."""
 
   def measure(params, poll):
     what()
@@ -258,13 +264,13 @@ def happening(parts, step, what):
 
 
 @pytest.mark.long
-def test_a_run_whose_saves_are_too_large_goes_on_to_the_same_bits(parts, whole, tmp_path):
+def test_run_with_failed_saves_resumes_to_the_same_bits(parts, whole, tmp_path):
   with contextlib.ExitStack() as limit:
-    # Enough for every file but a checkpoint's.
+    # Large enough for every file except a checkpoint.
     smaller = happening(parts, 5, lambda: saved(tmp_path) and limit.enter_context(limited(8_000)))
     with pytest.raises(OSError, match=r"could not be saved: File too large. The last complete checkpoint is step 3"):
       loop.train(smaller, tmp_path)
-  time.sleep(0.5)  # what was being written ends, as with the process
+  time.sleep(0.5)  # ends the pending writes, as the end of the process would
   assert not (tmp_path / "result.json").exists()
   result = loop.train(parts, tmp_path)
   assert {key: result[key] for key in SAME} == {key: whole[key] for key in SAME}
@@ -272,7 +278,7 @@ def test_a_run_whose_saves_are_too_large_goes_on_to_the_same_bits(parts, whole, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("moved", [True, False])
-def test_a_run_whose_workdir_is_gone_ends_and_writes_nothing_elsewhere(parts, tmp_path, moved):
+def test_run_without_its_workdir_ends_and_writes_nothing_elsewhere(parts, tmp_path, moved):
   workdir = tmp_path / "run"
   gone = functools.partial(workdir.rename, tmp_path / "moved") if moved else functools.partial(shutil.rmtree, workdir)
   with pytest.raises(FileNotFoundError, match="the workdir no longer exists"):
@@ -281,7 +287,7 @@ def test_a_run_whose_workdir_is_gone_ends_and_writes_nothing_elsewhere(parts, tm
 
 
 @pytest.mark.long
-def test_tensorboard_that_cannot_be_written_costs_no_result(parts, whole, tmp_path, caplog):
+def test_unwritable_tensorboard_folder_does_not_change_the_result(parts, whole, tmp_path, caplog):
   (tmp_path / "tensorboard").write_text("mine")
   result = loop.train(parts, tmp_path)
   assert {key: result[key] for key in SAME} == {key: whole[key] for key in SAME}
@@ -290,7 +296,7 @@ def test_tensorboard_that_cannot_be_written_costs_no_result(parts, whole, tmp_pa
 
 
 @pytest.mark.long
-def test_the_result_says_where_the_time_went(parts, tmp_path):
+def test_result_accounts_for_the_whole_time(parts, tmp_path):
   began = time.time()
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts, 5), tmp_path)
@@ -306,7 +312,7 @@ def test_the_result_says_where_the_time_went(parts, tmp_path):
   assert account["program_startup"] > 0 < account["custom_badput_events"]
 
 
-def test_the_account_of_a_full_disk_is_one_line(tmp_path, capsys):
+def test_error_of_a_full_disk_is_one_line(tmp_path, capsys):
   def verb():
     with limited(10), files.atomic_write(tmp_path / "p.csv") as partial:
       partial.write_text("x" * 100)

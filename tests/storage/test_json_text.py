@@ -1,4 +1,4 @@
-"""JSON texts: bounds, and objects whose meaning would depend on the parser."""
+"""Tests of JSON texts: limits, and objects with a meaning that depends on the parser."""
 
 import pytest
 
@@ -13,10 +13,10 @@ from vit_jax.storage import json_text
     (b'{"a": 1, "\\u0061": 2}', "'a'"),
   ],
 )
-def test_g_a_key_that_occurs_twice_in_one_object_is_refused(text, key):
+def test_duplicate_key_of_an_object_is_refused(text, key):
   with pytest.raises(ValueError, match=f"the key {key} occurs twice in one object"):
     json_text.parse_json(text)
 
 
-def test_one_key_in_several_objects_is_allowed():
+def test_equal_keys_in_several_objects_are_allowed():
   assert json_text.parse_json(b'[{"a": 1, "b": {"a": 2}}, {"a": 3}]') == [{"a": 1, "b": {"a": 2}}, {"a": 3}]

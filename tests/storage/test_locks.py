@@ -1,4 +1,4 @@
-"""Locks of a disk: files that several write at once, and blocks that one process at a time is in."""
+"""Tests of file locks: files that several processes write, and blocks that only one process may execute."""
 
 import subprocess
 import sys
@@ -18,18 +18,18 @@ with files.atomic_write(pathlib.Path(sys.argv[1])) as partial:
 """
 
 
-def test_several_who_replace_a_file_at_once_write_to_files_of_their_own(tmp_path):
+def test_concurrent_writers_of_a_file_use_separate_partial_files(tmp_path):
   file = tmp_path / "a"
   with files.atomic_write(file) as first, files.atomic_write(file) as second, files.atomic_write(file) as third:
     assert len({first, second, third}) == 3
     for each, text in ((first, "first"), (second, "second"), (third, "third")):
       each.write_text(text)
-  assert file.read_text() == "first"  # which ends last
+  assert file.read_text() == "first"  # the context of `first` ends last
   assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.heavy
-def test_what_killed_writers_leave_is_taken_by_the_next_one(tmp_path):
+def test_partial_file_of_killed_writers_is_reused(tmp_path):
   file = tmp_path / "a"
   for _ in range(3):
     subprocess.run([sys.executable, "-c", _KILLED, file], cwd=runs.ROOT, check=False)
@@ -39,12 +39,12 @@ def test_what_killed_writers_leave_is_taken_by_the_next_one(tmp_path):
   assert file.read_text() == "new"
 
 
-def test_an_error_of_a_missing_file_inside_passes(tmp_path):
+def test_missing_file_error_inside_the_block_is_passed_on(tmp_path):
   with pytest.raises(FileNotFoundError, match="mine"), locks.open_partial(tmp_path / "a"):
     raise FileNotFoundError("mine")
 
 
-def test_a_file_takes_its_place_when_no_other_process_of_the_folder_does(tmp_path):
+def test_file_is_replaced_while_no_other_process_holds_the_folder_lock(tmp_path):
   before, inside = threading.Event(), threading.Event()
 
   def other():

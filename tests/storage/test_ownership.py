@@ -1,4 +1,4 @@
-"""A file that is replaced keeps its owner, group and mode, and a link to it stays."""
+"""Tests that a replaced file keeps its owner, group and mode, and that a link to it stays."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ def mode(path):
 
 
 @pytest.mark.parametrize("bits", [0o600, 0o640, 0o664, 0o444, 0o400, 0o755])
-def test_g_a_replaced_file_keeps_its_mode_and_is_never_more_open(tmp_path, bits):
+def test_replaced_file_keeps_its_mode_and_is_never_more_accessible(tmp_path, bits):
   file = tmp_path / "config.json"
   file.write_text("old")
   file.chmod(bits)
@@ -25,7 +25,7 @@ def test_g_a_replaced_file_keeps_its_mode_and_is_never_more_open(tmp_path, bits)
   assert (file.read_text(), mode(file)) == ("new", bits)
 
 
-def test_g_a_mode_is_kept_if_a_library_makes_the_file_anew(tmp_path):
+def test_mode_is_kept_if_a_library_recreates_the_file(tmp_path):
   file = tmp_path / "a"
   file.write_text("old")
   file.chmod(0o600)
@@ -36,7 +36,7 @@ def test_g_a_mode_is_kept_if_a_library_makes_the_file_anew(tmp_path):
 
 
 @pytest.mark.parametrize(("mask", "bits"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_g_a_new_file_has_the_mode_that_the_umask_says(tmp_path, mask, bits):
+def test_mode_of_a_new_file_follows_the_umask(tmp_path, mask, bits):
   before = os.umask(mask)
   try:
     files.write_text(tmp_path / "new", "text")
@@ -46,7 +46,7 @@ def test_g_a_new_file_has_the_mode_that_the_umask_says(tmp_path, mask, bits):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another owner")
-def test_g_a_replaced_file_keeps_its_owner_and_group(tmp_path):
+def test_replaced_file_keeps_its_owner_and_group(tmp_path):
   file = tmp_path / "a"
   file.write_text("old")
   os.chown(file, 1234, 2345)
@@ -55,7 +55,7 @@ def test_g_a_replaced_file_keeps_its_owner_and_group(tmp_path):
   assert (file.stat().st_uid, file.stat().st_gid, mode(file)) == (1234, 2345, 0o640)
 
 
-def test_g_an_owner_that_cannot_be_kept_gets_no_right_to_act_as_another(tmp_path, monkeypatch):
+def test_setuid_bit_is_dropped_if_the_owner_cannot_be_kept(tmp_path, monkeypatch):
   file = tmp_path / "a"
   file.write_text("old")
   os.chown(file, 1234, 2345)
@@ -73,7 +73,7 @@ def test_g_an_owner_that_cannot_be_kept_gets_no_right_to_act_as_another(tmp_path
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_g_a_link_stays_and_its_target_is_replaced_at_once(tmp_path, exists):
+def test_link_stays_and_its_target_is_replaced_atomically(tmp_path, exists):
   (tmp_path / "real").mkdir()
   (tmp_path / "links").mkdir()
   target, link = tmp_path / "real/config.json", tmp_path / "links/config.json"
@@ -83,7 +83,7 @@ def test_g_a_link_stays_and_its_target_is_replaced_at_once(tmp_path, exists):
   (tmp_path / "links/middle").symlink_to("../real/config.json")
   link.symlink_to("middle")
   with files.atomic_write(link) as partial:
-    assert partial.parent == target.parent  # of one file system
+    assert partial.parent == target.parent  # on the same file system
     partial.write_text("new")
   assert link.is_symlink() and os.readlink(link) == "middle"
   assert target.read_text() == "new" and not target.is_symlink()
@@ -92,7 +92,7 @@ def test_g_a_link_stays_and_its_target_is_replaced_at_once(tmp_path, exists):
   assert sorted(os.listdir(tmp_path / "links")) == ["config.json", "middle"]
 
 
-def test_g_a_link_to_itself_or_into_no_folder_is_an_error_that_names_it(tmp_path):
+def test_error_of_a_looping_or_broken_link_names_it(tmp_path):
   (tmp_path / "loop").symlink_to("loop")
   (tmp_path / "lost").symlink_to("gone/file")
   for name in ("loop", "lost"):
@@ -103,7 +103,7 @@ def test_g_a_link_to_itself_or_into_no_folder_is_an_error_that_names_it(tmp_path
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_g_what_is_no_regular_file_is_not_replaced(tmp_path, make):
+def test_other_than_regular_files_are_not_replaced(tmp_path, make):
   make(tmp_path / "a")
   with pytest.raises(OSError, match="not a regular file"), files.atomic_write(tmp_path / "a"):
     pytest.fail("it may not be written")

@@ -1,6 +1,6 @@
-"""Every option that takes a path, with components that shells, globs, URLs and formats treat specially.
+"""Tests of every path option, with components that are special to shells, globs, URLs or formats.
 
-A verb works with such a path, or it ends with exit code 2 and one line, and has then written nothing.
+A verb works with such a path. Otherwise it ends with exit code 2 and one line, and does not write anything.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.heavy
 
 EXAMPLES = int(os.environ.get("VITJAX_EXAMPLES", "6"))
 SPECIAL = "[]{}*?!\\ :'\"\n\r\t~$`;&|<>#%=,@-.()^+é\u0301日🙂\udce9\u202e\x1b\x7faZ0"
-# Components that something on the way could take for a pattern, a scheme, an option, a shard or a format.
+# Components that could be taken for a pattern, a scheme, an option, a shard or a format.
 NAMES = (
   "a[1]", "[!a]", "*", "?", "{a,b}", "{000..002}", "a\\b", " a", "a ", "a:b", "gs:", "'q'", '"', "a\nb", "café",
   "cafe\u0301", "🙂", "~", "~root", "-x", "--out", "$HOME", "`id`", "%(asctime)s", "%s", "a=b", ",", ".hidden", "a.",
@@ -35,7 +35,7 @@ component = st.sampled_from(NAMES) | st.text(SPECIAL, min_size=1, max_size=20).f
 
 
 def every(test):
-  """Draws components for a test, and always those of the defects that were found: patterns, a scheme, no Unicode."""
+  """Draws components for a test, and always adds those of known defects: patterns, a scheme, invalid Unicode."""
   for name in ("a[1]", "a\\b", "gs:", "\udce9"):
     test = example(name=name)(test)
   checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -43,7 +43,7 @@ def every(test):
 
 
 def call(verb: str, *words: object) -> tuple[int, str]:
-  """(exit code, standard error) of a verb in this process."""
+  """Runs a verb in this process, and returns (exit code, standard error)."""
   errors = io.StringIO()
   main = importlib.import_module(f"vit_jax.{verb}").main
   with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
@@ -56,7 +56,7 @@ def call(verb: str, *words: object) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def directory(name: str):
-  """A new directory of this name in one of its own, or None if the file system refuses the name."""
+  """Yields a new directory of this name in a separate parent, or None if the file system refuses the name."""
   with tempfile.TemporaryDirectory() as outer:
     path = pathlib.Path(outer, name)
     try:
@@ -67,7 +67,11 @@ def directory(name: str):
 
 
 def check(verb: str, *words: object, made: pathlib.Path, allowed: tuple[int, ...] = (0,)) -> bool:
-  """Runs a verb: it makes the file `made`, or ends with code 2, one short line and no file. Returns which it was."""
+  """Runs a verb that must write the file `made`, or end with code 2, one short line and no file.
+
+  Returns:
+    Whether the file was written.
+  """
   before = contents(made.parent)
   code, errors = call(verb, *words)
   if code == 2:
@@ -81,18 +85,18 @@ def check(verb: str, *words: object, made: pathlib.Path, allowed: tuple[int, ...
 
 
 def contents(folder: pathlib.Path) -> set[str]:
-  """Paths below a folder."""
+  """Returns the paths below a folder."""
   return {str(path) for path in folder.rglob("*")} if folder.is_dir() else set()
 
 
 def works(name: str) -> bool:
-  """Whether a verb has no reason to refuse the component: it is Unicode."""
+  """Returns whether the component is valid Unicode, so that a verb must accept it."""
   return name.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in name)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """(workdir, file of weights, folder of photographs) of a short run."""
+  """Returns (workdir, file of weights, folder of photographs) of a short run."""
   root = tmp_path_factory.mktemp("names")
   loop.train(runs.parts(1, total=2, checkpoint__every=2), root / "run")
   assert call("convert", root / "run", root / "w.npz")[0] == 0
@@ -108,7 +112,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.long
 @every
-def test_c_convert_takes_any_name(name, trained):
+def test_convert_accepts_any_name(name, trained):
   with directory(name) as path:
     if path is None:
       return
@@ -120,7 +124,7 @@ def test_c_convert_takes_any_name(name, trained):
 
 @pytest.mark.long
 @every
-def test_c_predict_takes_any_name_and_writes_it(name, trained):
+def test_predict_accepts_any_name_and_writes_it(name, trained):
   with directory(name) as path:
     if path is None:
       return
@@ -135,7 +139,7 @@ def test_c_predict_takes_any_name_and_writes_it(name, trained):
 
 @pytest.mark.long
 @every
-def test_c_prepare_takes_any_name(name, trained):
+def test_prepare_accepts_any_name(name, trained):
   with directory(name) as path:
     if path is None:
       return
@@ -150,7 +154,7 @@ def test_c_prepare_takes_any_name(name, trained):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["a[1]*?{b}\\c\n'q' \"%s é~", "gs:", "\udce9"])
-def test_c_train_evaluate_and_report_take_any_name(name, trained, monkeypatch):
+def test_train_evaluate_and_report_accept_any_name(name, trained, monkeypatch):
   with directory(name) as path:
     monkeypatch.chdir(runs.ROOT)
     shutil.copytree(trained[2], path / "photos")
@@ -161,7 +165,7 @@ def test_c_train_evaluate_and_report_take_any_name(name, trained, monkeypatch):
     words = [f"--config={config}:cct_2_3x2_32", *keys, f"--workdir={path}/run", "--no-report"]
     assert check("train", *words, made=path / "run/result.json") == works(name)
     if works(name):
-      assert check("train", *words, made=path / "run/result.json")  # the same command: nothing is left to do
+      assert check("train", *words, made=path / "run/result.json")  # the same command has no remaining work
       words = [f"--workdir={path}/run", f"--write-predictions={path}/p.csv", f"--report={path}/figures"]
       assert check("evaluate", *words, made=path / "p.csv") and (path / "figures/figures.json").exists()
       assert check("report", path / "run", f"--out={path}/page.html", made=path / "page.html")
