@@ -34,11 +34,11 @@ from vit_jax.training import build
 ROOT = pathlib.Path(__file__).parent.parent.parent
 WHOLE = (
   "digits", "vit_s16_i1k", "vit_i1k", "vit_i21k", "vit_jft", "vit_g_jft", "cct_cifar", "folder", "finetune", "vit_mpp",
-  "mae",
+  "mae", "dino",
 )  # fmt: skip
 SHALLOW = (  # with two layers
   "vit_i1k:Ti/16", "vit_i1k:B/16,strong2", "vit_i21k:B/32", "vit_i21k:B/16,augreg", "vit_jft:L/32", "vit_g_jft:G/14",
-  "vit_mpp:imagenet,L/16", "mae:H/14", "mae:L/16,finetune", "noisy_student:imagenet,student",
+  "vit_mpp:imagenet,L/16", "dinov2", "dinov3", "mae:H/14", "mae:L/16,finetune", "noisy_student:imagenet,student",
   "cct_cifar:cct_7_3x1_32_sine,cifar100,1500", "cct_cifar:cvt_7_4_32,cifar10,5000", "cct_cifar:vit_7_4_32,cifar100",
   *(f"finetune:{name}" for name in ("imagenet", "cifar100", "pets", "flowers", "digits", "folder")),
 )  # fmt: skip

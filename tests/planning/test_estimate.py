@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import warnings
 
 import jax
@@ -14,6 +15,7 @@ from vit_jax.data import catalog
 from vit_jax.models import flops
 from vit_jax.parallel import hardware, sharding
 from vit_jax.planning import estimate, feed, hlo
+from vit_jax.tasks import cost
 from vit_jax.training import build
 
 pytestmark = pytest.mark.heavy
@@ -69,6 +71,38 @@ def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
   shapes = parts.state_shapes
   assert planned.hbm_arguments >= sharding.count_bytes_per_device(shapes)
   assert planned.checkpoint_bytes == sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+
+
+def test_the_parts_of_a_step_add_up(planned):
+  assert planned.parts.keys() == {
+    "augmentation", "forward and backward", "optimizer and average", "other", "collectives",
+  }  # fmt: skip
+  assert sum(planned.parts.values()) == pytest.approx(planned.step_seconds)
+  assert planned.parts["forward and backward"] > planned.parts["optimizer and average"] > 0
+
+
+def test_cycles_count_for_the_innermost_part_of_their_operation():
+  operations = [
+    hlo.Operation("jit(step)/part_forward_and_backward/jvp(part_student)/dot_general", 70, None, 1),
+    hlo.Operation("jit(step)/part_forward_and_backward/transpose(jvp(part_student))/while/body/add", 30, None, 24),
+    hlo.Operation("jit(step)/part_forward_and_backward/add", 5, None, 1),
+    hlo.Operation("jit(step)/part_optimizer_and_average/mul", 3, None, 1),
+    hlo.Operation("jit(step)/part_forward_and_backward/jvp(part_student)/pallas_call", 0, "fused", 4),
+    hlo.Operation("", 2, None, 1),
+  ]
+  assert estimate.sum_parts(operations, {"fused": 25}) == {
+    "student": 200, "forward and backward": 5, "optimizer and average": 3, "other": 2,
+  }  # fmt: skip
+
+
+def test_the_program_of_a_step_has_the_names_of_its_parts():
+  made = build.build(runs.run("configs/dinov2.py:glyphs", {"model.depth": "1", "optim.accumulate": "1"}, batch=32),
+                     jax.devices()[:1], catalog.open_known_split)  # fmt: skip
+  text = made.step.lower(made.state_shapes, made.batch_shapes, made.frozen_shapes).as_text(debug_info=True)
+  parts = {cost.find_part(name) for name in re.findall(r'loc\("([^"]*)"', text)}
+  assert parts == {
+    None, "augmentation", "forward and backward", "student", "teacher", "heads and losses", "optimizer and average",
+  }  # fmt: skip
 
 
 def test_the_figures_of_a_run_follow_from_those_of_a_step(planned):

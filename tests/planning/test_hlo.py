@@ -60,10 +60,12 @@ ENTRY %main (arg: f32[4,8]) -> f32[4,8] {
 
 
 def test_a_program_is_read_with_its_loops():
-  program = hlo.read_program(TEXT)
+  named = TEXT.replace("calls=%inner", 'calls=%inner, metadata={op_name="jit(step)/a/mul"}')
+  program = hlo.read_program(named.replace('tpu_custom_call"', 'tpu_custom_call", metadata={op_name="b"}'))
   assert program.cycles == 24 * 100 + 7
   assert program.loops == 1
   assert program.kernels == {"k": 1}
+  assert set(program.operations) == {("jit(step)/a/mul", 2400, None, 24), ("b", 0, "k", 1), ("", 7, None, 1)}
   assert program.network == 2 * 8 * 4 + 4  # the array and its u32
   assert program.collectives == {
     "all-reduce": (24, 24 * 128, 24 * 128 * 2 * 3 / 4),

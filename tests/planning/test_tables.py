@@ -25,6 +25,13 @@ def test_a_cost_and_collectives_are_there_where_they_are_known():
   assert collectives.endswith("all-reduce 3 x, 2.0 MB")
 
 
+def test_parts_of_a_step_are_a_line_with_their_shares():
+  _, _, line = tables.format_plans(
+    [dataclasses.replace(GOOD, parts={"student": 0.01, "collectives": 0.0025})]
+  ).splitlines()
+  assert line == "v3-8, data=8: parts of a step: student 10.0 ms (80%); collectives 2.5 ms (20%)"
+
+
 def test_evaluations_are_a_line_of_their_own():
   known = {"validation": {"times": 20, "images": 50_176}, "probes": None}
   _, _, line = tables.format_plans([dataclasses.replace(GOOD, evaluations=known, evaluation_hours=1.25)]).splitlines()

@@ -3,6 +3,7 @@
 The step is never executed on a TPU. `tables.METHOD` explains the figures.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -13,7 +14,7 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from vit_jax.models import flops
 from vit_jax.parallel import hardware
 from vit_jax.planning import evaluations, feed, hlo
 from vit_jax.schema import extras
+from vit_jax.tasks import cost
 from vit_jax.training import build
 from vit_jax.training.bound_run import BoundRun
 from vit_jax.training.experiment import Experiment
@@ -64,6 +66,7 @@ class Plan:
     method: source of `step_seconds`.
     limit: "arithmetic", "memory" or "links".
     shares: {limit: seconds that a step would need at the peak rate of this limit}.
+    parts: {part of a step: seconds}, see `sum_parts`. Empty if the cycles are unknown.
     images_per_second_per_chip: throughput of the run.
     mfu: model FLOPs utilisation.
     steps: number of steps of the run.
@@ -108,6 +111,7 @@ class Plan:
   method: str = ""
   limit: str = ""
   shares: dict[str, float] = dataclasses.field(default_factory=dict)
+  parts: dict[str, float] = dataclasses.field(default_factory=dict)
   images_per_second_per_chip: float = 0.0
   mfu: float = 0.0
   steps: int = 0
@@ -299,8 +303,11 @@ def _estimate_step(
   seconds, method = (program.cycles + in_kernels) / chip.clock, "compiler's cycles"
   if program.kernels:
     method += " and kernels' schedules"
+  parts = {part: cycles / chip.clock for part, cycles in sum_parts(program.operations, kernel_cycles).items()}
+  parts["collectives"] = links
   if seconds < shares["arithmetic"] or not program.kernels.keys() <= kernel_cycles.keys():
     seconds, method = max(shares["arithmetic"], shares["memory"]), "roofline"
+    parts = {}
   return dataclasses.replace(
     plan,
     fits=True,
@@ -317,7 +324,26 @@ def _estimate_step(
     method=method,
     limit=max(shares, key=lambda name: shares[name]),
     shares=shares,
+    parts=parts,
   )
+
+
+def sum_parts(operations: Iterable[hlo.Operation], kernel_cycles: Mapping[str, float]) -> dict[str, float]:
+  """Returns the cycles of each part of a step, in the order of their cost.
+
+  The parts are the names that `cost.name_part` gives. A part contains the gradients of its operations. The compiler may
+  fuse operations of two parts. They count for the part of the fusion's result. Operations without a name, such as
+  copies, belong to "other".
+
+  Args:
+    operations: operations of a program, without collectives.
+    kernel_cycles: cycles of one call of each Pallas kernel.
+  """
+  sums: dict[str, float] = collections.defaultdict(float)
+  for operation in operations:
+    in_kernel = operation.calls * kernel_cycles.get(operation.kernel, 0) if operation.kernel else 0
+    sums[cost.find_part(operation.name) or "other"] += operation.cycles + in_kernel
+  return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
 def estimate_run(

@@ -23,6 +23,7 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_NAME = re.compile(r'op_name="([^"]*)"')
 _KERNEL = re.compile(r'custom_call_target="tpu_custom_call"')
 _CHANNEL = re.compile(r"channel_id=\d+")
 _BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\b[^{]*> *\{")
@@ -44,6 +45,22 @@ class Traffic(NamedTuple):
   moved: float
 
 
+class Operation(NamedTuple):
+  """An operation with its cost in one run of a program, for one device.
+
+  Attributes:
+    name: name that JAX gives the operation, such as "jit(step)/jvp(part_student)/dot_general", or "".
+    cycles: the compiler's estimate for all calls. 0 for a Pallas kernel.
+    kernel: name of the Pallas kernel, or None.
+    calls: number of calls.
+  """
+
+  name: str
+  cycles: int
+  kernel: str | None
+  calls: int
+
+
 class ProgramCost(NamedTuple):
   """One run of a compiled program on one device.
 
@@ -54,6 +71,7 @@ class ProgramCost(NamedTuple):
     kernels: number of Pallas calls by name.
     loops: number of loops with more than one iteration.
     traffic: bytes that operations read and write in memory.
+    operations: operations with an estimate of cycles, and Pallas kernels.
   """
 
   cycles: int
@@ -62,6 +80,7 @@ class ProgramCost(NamedTuple):
   kernels: dict[str, int]
   loops: int
   traffic: int
+  operations: tuple[Operation, ...]
 
 
 class _Instruction(NamedTuple):
@@ -83,13 +102,18 @@ def read_program(text: str) -> ProgramCost:
   computations, entry = _split_computations(text)
   turns = _count_runs(computations, entry)
   fused = _find_fused(computations)
-  cycles = network = traffic = loops = 0
+  network = traffic = loops = 0
+  operations = []
   kernels, sums, channels = collections.Counter(), {}, set()
   for name, instructions in computations.items():
     times = turns[name]
     types = {i.name: i.type for i in instructions}
     for i in instructions:
-      cycles += times * sum(map(int, _CYCLES.findall(i.rest)))
+      cycles = times * sum(map(int, _CYCLES.findall(i.rest)))
+      kernel = re.sub(r"[.\d]+$", "", i.name) if _KERNEL.search(i.rest) else None
+      if cycles or (kernel and times):
+        name_match = _NAME.search(i.rest)
+        operations.append(Operation(name_match[1] if name_match else "", cycles, kernel, times))
       kind = i.opcode.removesuffix("-start")
       if kind in COLLECTIVES:
         # An asynchronous collective appears in each of the fusions that run at the same time.
@@ -99,13 +123,15 @@ def read_program(text: str) -> ProgramCost:
         channels.add(channel and channel[0])
       elif i.opcode == "send":
         network += times * _count_bytes(i.type)
-      elif _KERNEL.search(i.rest):
-        kernels[re.sub(r"[.\d]+$", "", i.name)] += times
+      elif kernel:
+        kernels[kernel] += times
       elif i.opcode == "while":
         loops += times if _count_iterations(i, computations) > 1 else 0
       if times and name not in fused:
         traffic += times * _count_touched_bytes(i, types, computations)
-  return ProgramCost(cycles, {k: Traffic(*v) for k, v in sums.items()}, network, dict(kernels), loops, traffic)
+  collectives = {kind: Traffic(*sizes) for kind, sizes in sums.items()}
+  cycles = sum(operation.cycles for operation in operations)
+  return ProgramCost(cycles, collectives, network, dict(kernels), loops, traffic, tuple(operations))
 
 
 def read_kernel_cycles(folder: pathlib.Path) -> dict[str, int]:

@@ -8,6 +8,7 @@ from vit_jax.schema import format_amount
 METHOD = f"""\
 step   the compiler's estimate of cycles of every operation, at the chip's clock, plus the time on the links.
        If it is below the time of the arithmetic or of the memory traffic at peak rates, the longer of these two.
+parts  estimated cycles by the part of the code, with the gradients. Fused operations count for one of their parts.
 links  bytes that a device sends for collectives, in rings, at the rate of all its links, without overlap.
 MFU    the model's matrix products, forward and backward, as a share of the chip's peak, without recomputation.
 checkpoint  its size, and how long it takes to write at {WRITE_RATE / 1e9:.1f} GB/s per host.
@@ -73,6 +74,11 @@ def _explain_input_bound(plan: Plan) -> str:
   )
 
 
+def _format_parts(plan: Plan) -> str:
+  """Returns the time and the share of each part of a step."""
+  return "; ".join(f"{name} {each * 1e3:,.1f} ms ({each / plan.step_seconds:.0%})" for name, each in plan.parts.items())
+
+
 def _format_evaluations(plan: Plan) -> str:
   """Returns a description of the evaluations and their hours. Evaluations of unknown cost are marked as not counted."""
   known = [
@@ -85,7 +91,8 @@ def _format_evaluations(plan: Plan) -> str:
 def format_plans(plans: Sequence[Plan]) -> str:
   """Returns a table with a row for each plan that runs, followed by notes.
 
-  The notes list collectives, evaluations, plans that wait for data, and the problems of plans that cannot run.
+  The notes list collectives, parts of a step, evaluations, plans that wait for data, and the problems of plans that
+  cannot run.
   """
   columns = [(heading, cell) for heading, cell in _COLUMNS if heading != "cost" or any(p.cost for p in plans)]
   rows = [[cell(plan) for _, cell in columns] for plan in plans if not plan.problem]
@@ -98,6 +105,8 @@ def format_plans(plans: Sequence[Plan]) -> str:
     kinds = [f"{kind} {c['calls']} x, {c['payload'] / 1e6:,.1f} MB" for kind, c in plan.collectives.items()]
     if kinds:
       lines.append(f"{plan.rented}, {plan.mesh}: collectives per step: {'; '.join(kinds)}")
+    if plan.parts:
+      lines.append(f"{plan.rented}, {plan.mesh}: parts of a step: {_format_parts(plan)}")
     if plan.evaluations:
       lines.append(f"{plan.rented}, {plan.mesh}: {_format_evaluations(plan)}")
     if plan.input_bound:

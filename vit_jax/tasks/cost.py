@@ -1,10 +1,12 @@
-"""FLOPs of a task and of a model: the forward pass, and the forward and the backward pass of training.
+"""Cost of a task and of a model: FLOPs of the forward and the backward pass, and names for the parts of a step.
 
 The two differ if a task uses only a part of its model: a masked autoencoder costs less than its model.
 """
 
 import functools
+import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import jax
@@ -16,6 +18,34 @@ from vit_jax.shapes import PRNGKey
 from vit_jax.tasks.task import Batch, Context, Objective, Params
 
 T = TypeVar("T")
+_PART = re.compile(r"\bpart_(\w+)")
+
+
+def name_part(name: str) -> AbstractContextManager[None]:
+  """Names the operations inside a `with` block, for `plan`. It reports the time of each part of a step.
+
+  The gradients of these operations have the same name. A block inside another block replaces its name.
+
+  Args:
+    name: name of the part, as in "optimizer and average".
+
+  Example:
+    from vit_jax.tasks import cost
+
+    with cost.name_part("teacher"):
+      pass  # outputs of the teacher
+  """
+  return jax.named_scope("part_" + name.replace(" ", "_"))
+
+
+def find_part(operation: str) -> str | None:
+  """Returns the name of the part of a step to which an operation belongs, or None.
+
+  Args:
+    operation: name of an operation in a compiled program, such as "jit(step)/transpose(jvp(part_student))/add".
+  """
+  found = _PART.findall(operation)
+  return found[-1].replace("_", " ") if found else None
 
 
 def count_forward_flops(

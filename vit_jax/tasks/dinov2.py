@@ -27,7 +27,7 @@ from vit_jax.selfsup.heads import ProjectionHead
 from vit_jax.selfsup.patch_masks import PatchMasks
 from vit_jax.selfsup.resize import resize_patches
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
-from vit_jax.tasks import masking
+from vit_jax.tasks import cost, masking
 from vit_jax.tasks.dinov2_choices import GRAMS, MASKS, Gram
 from vit_jax.tasks.self_distillation import (
   CENTER,
@@ -275,16 +275,33 @@ class Dinov2(SelfDistillation):
       if self.teacher is None
       else (self.frozen["teacher"].model, context.frozen["teacher"])
     )
-    teacher = self.encode(taught, teaching, crops, None, None)
-    student = self.encode(self.supplied.model, params, crops, keys[0], masks)
-    features = jnp.concatenate([student.features, self.encode_local(params, examples, keys[1])], axis=1)
+    with cost.name_part("teacher"):
+      teacher = self.encode(taught, teaching, crops, None, None)
+    with cost.name_part("student"):
+      student = self.encode(self.supplied.model, params, crops, keys[0], masks)
+      features = jnp.concatenate([student.features, self.encode_local(params, examples, keys[1])], axis=1)
+    with cost.name_part("heads and losses"):
+      return self._compute_losses(params, teaching, context, examples, student, teacher, features, masks)
 
+  def _compute_losses(
+    self,
+    params: Params,
+    teaching: Params,
+    context: Context,
+    examples: Batch,
+    student: Tokens,
+    teacher: Tokens,
+    features: Float[Array, "B G D"],
+    masks: PatchMasks,
+  ) -> Objective:
+    """Returns the losses of the outputs of student and teacher. `features` are those of all crops."""
     probabilities, patch_probabilities, centers = self.compute_targets(params, teaching, context, teacher, masks)
     dino = losses.dino_loss(
       self.head.apply(params, HEAD, features, self.dtype), probabilities, self.student_temperature
     )
     patches = self.apply_patch_head(self.patch_head, params, patch_masks.take_patches(student.patches, masks.indices))
-    patch = losses.patch_loss(patches, patch_probabilities, masks.weights, len(crops), self.student_temperature)
+    crops = GLOBAL * len(examples["global"])
+    patch = losses.patch_loss(patches, patch_probabilities, masks.weights, crops, self.student_temperature)
     together = self._count_together(len(examples["global"]))
     koleo = jnp.zeros(())
     if self.koleo_weight and together > 1:  # a single image has no neighbour

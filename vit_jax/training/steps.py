@@ -14,6 +14,7 @@ from vit_jax import models, optim, rng, tasks
 from vit_jax.parallel import sharding
 from vit_jax.parallel.capacity import check_memory
 from vit_jax.schema import Count
+from vit_jax.tasks import cost
 
 Params = dict[str, jax.Array]  # by path
 Examples = dict[str, jax.Array]  # arrays of a batch by name
@@ -224,10 +225,7 @@ def make_train_step(
   """
   update, extra = optax.with_extra_args_support(transformation).update, {"shard_rows": shard_rows} if shard_rows else {}
 
-  def step(state: State, batch: Examples, frozen: Frozen) -> tuple[State, Metrics]:
-    context = tasks.Context(state.step, frozen, constrain_params(state.ema) if uses_average else {})
-    drawn = examples(batch, context, rng.derive_key(seed, state.step, "augment"))
-    gradients, metrics, statistics = gradient(state.params, context, drawn, rng.derive_key(seed, state.step, "dropout"))
+  def update_state(state: State, gradients: Params, statistics: Params, metrics: Metrics) -> tuple[State, Metrics]:
     updates, optimizer = update(gradients, state.optimizer, state.params, **extra)
     params = optax.apply_updates(state.params, updates) | statistics
     # The average is split over more devices than the parameters. Without `constrain_params`, XLA would split the whole
@@ -241,5 +239,15 @@ def make_train_step(
     # ViT-B/16's step.
     metrics |= {"gradient_norm": optax.tree.norm(gradients)}
     return State(state.step + 1, params, averages, optimizer), metrics
+
+  def step(state: State, batch: Examples, frozen: Frozen) -> tuple[State, Metrics]:
+    context = tasks.Context(state.step, frozen, constrain_params(state.ema) if uses_average else {})
+    with cost.name_part("augmentation"):
+      drawn = examples(batch, context, rng.derive_key(seed, state.step, "augment"))
+    with cost.name_part("forward and backward"):
+      key = rng.derive_key(seed, state.step, "dropout")
+      gradients, metrics, statistics = gradient(state.params, context, drawn, key)
+    with cost.name_part("optimizer and average"):
+      return update_state(state, gradients, statistics, metrics)
 
   return step
