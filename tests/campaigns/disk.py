@@ -1,7 +1,7 @@
 """Tests runs with a failing disk: python -m tests.campaigns.disk [WORDS]
 
 In each situation, the disk of a run fails at one moment. The run must end with exit code 2 and one line that names the
-file. Complete checkpoints must not change. Afterwards the disk works again, and the same command must end with the
+file. Complete checkpoints must not change. Afterwards the disk works again. The same command must then reach the
 weights, figures and lines of metrics of an undisturbed run. A fault that affects only TensorBoard must cause a warning
 and no other effect.
 

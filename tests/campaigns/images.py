@@ -1,8 +1,8 @@
 """Tests the input pipeline with hostile images: python -m tests.campaigns.images [WORD ...]
 
 The campaign uses all images of tests/hostile_images.py, or those with names that contain a WORD. Each image is a file
-in a folder with good images. Separate processes read the folder with four threads: for evaluation and for training with
-errors for bad images, and for evaluation with skipped bad images.
+in a folder with good images. Three processes read the folder with four threads each. The first two evaluate and train
+with errors for bad images. The third evaluates and skips bad images.
 
 A hostile image must raise an error that names its file, or be the only skipped image. A complete image must have the
 same pixels as in Pillow. The memory and time of each process are measured and limited.

@@ -2,7 +2,7 @@
 
 The campaign runs the tests of launch with EXAMPLES new random examples of each property. The examples are sequences of
 faults of both clouds, hostile texts, and changed files. If gcloud is installed, the campaign also tests the whole path
-with the real program: a run of four JAX processes on a local cloud is preempted and must reach the undisturbed result.
+with the real program. A run of four JAX processes on a local cloud is preempted. It must reach the undisturbed result.
 
 300 examples take about half an hour. The campaign ends with pytest's summary. The exit code is 1 if a test failed.
 """

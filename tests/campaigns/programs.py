@@ -1,7 +1,7 @@
 """Tests that a change of the code does not change the train steps: python -m tests.campaigns.programs FILE
 
-The campaign lowers the train step of every shipped config, and of a small model of every family, on one device and on
-8. It hashes the text of each program without locations, names of functions and names of results, because these do not
+The campaign lowers the train step of every shipped config and of a small model of every family. It uses one device and
+8 devices. It hashes the text of each program without locations and without names of functions and results, which do not
 affect the computation. The first call writes FILE. Later calls compare with FILE.
 
 The campaign prints a line for each difference, and then `N passed, M failed`. The exit code is 1 if a program differs.

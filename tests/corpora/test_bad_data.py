@@ -1,4 +1,4 @@
-"""Tests of a table of bad data: each file is kept, rejected with a reason, or refused with a line that names it."""
+"""Tests of a table of bad data: each file is kept, rejected with a reason, or refused by name."""
 
 import dataclasses
 import io
