@@ -1,4 +1,4 @@
-"""Names of other frameworks, and what they are called here."""
+"""Tests of names of other frameworks, and of their suggested equivalents."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from vit_jax.config import flags
 from vit_jax.schema import ConfigError, UnknownKeyError, aliases
 from vit_jax.training import build
 
-# Other choices that have a key which those of the base config do not have.
+# Names of the choices with a key that the choices of the base config do not have.
 NAMES = {"optim.momentum": {"optim.name": "sgd"}, "model.remat": {"model.scan": "true"}}
 
 
 def base(**changes):
-  """A run on a folder with a plain ViT, as its file and flags make it."""
+  """Returns the config of a run on a folder with a plain ViT, as loaded from its file and flags."""
   edited = flags.load_config(recipes.path("folder"), {"data.path": "x", "init.from": "x"})
   for key, text in changes.items():
     flags.set_value(edited, key, text)
@@ -21,7 +21,7 @@ def base(**changes):
 
 
 @pytest.mark.parametrize(("key", "example"), sorted(set(aliases.KEYS.values())))
-def test_f2_every_key_that_is_suggested_exists_and_takes_its_example(key, example):
+def test_every_suggested_key_exists_and_accepts_its_example(key, example):
   edited = base(**NAMES.get(key, {}))
   flags.set_value(edited, key, example)
   build.complete(config.resolve(edited))
@@ -49,7 +49,7 @@ def message(changes, verb=config.Run):
     ("model.drop_path", "stochastic_depth"), ("LR", "optim.lr"),
   ],
 )  # fmt: skip
-def test_f2_a_name_of_another_framework_is_answered_with_the_key(word, flag):
+def test_name_of_another_framework_suggests_the_key(word, flag):
   said = message({word: "1"})
   assert said.startswith(f"config.{word}: unknown key") and said.count("Did you mean") == 1
   assert f"Did you mean --config.{flag}=" in said or f"Did you mean '{flag}=" in said
@@ -67,7 +67,7 @@ def test_f2_a_name_of_another_framework_is_answered_with_the_key(word, flag):
     ("gpus", "All devices are used"),
   ],
 )
-def test_f2_a_name_without_a_key_is_answered_with_what_to_do(word, advice):
+def test_name_without_an_equivalent_key_gives_advice(word, advice):
   said = message({word: "1"})
   assert advice in said and "Did you mean '" not in said
 
@@ -80,12 +80,12 @@ def test_f2_a_name_without_a_key_is_answered_with_what_to_do(word, advice):
     "data.mixing.name"), ("optimizer.foo", "optim.foo"),
   ],
 )  # fmt: skip
-def test_f2_a_group_of_another_framework_is_answered_with_the_group(key, flag):
+def test_group_of_another_framework_suggests_the_group(key, flag):
   with pytest.raises(ConfigError, match=rf"^--config.{key}: config has no group .*Did you mean --config.{flag}\b"):
     base(**{key: "1"})
 
 
-def test_newcomer_4_a_foreign_key_of_a_config_is_answered_with_its_value():
+def test_suggestion_for_a_key_of_another_framework_keeps_its_value():
   assert message({"learning_rate": "5e-4"}).endswith(" Did you mean --config.optim.lr=5e-4?")
   edited = base()
   edited.epochs = 3
@@ -95,13 +95,13 @@ def test_newcomer_4_a_foreign_key_of_a_config_is_answered_with_its_value():
     base(**{"dataset.root": "/a b"})
 
 
-def test_f2_a_key_of_the_config_itself_counts_before_a_name_of_others():
+def test_key_of_the_config_takes_precedence_over_other_names():
   edited = config.recipe(data=dict(name="d", width=3), optim=1, model=1, total=1, batch=1, width=2)
   with pytest.raises(UnknownKeyError, match=r"Did you mean --config.data.width=2\?$"):
     config.resolve(edited)
 
 
-def test_f2_what_a_recipe_leaves_open_is_named_in_words():
+def test_required_values_have_a_description():
   assert aliases.describe_value("config.init.from").startswith("the weights to start from")
   assert aliases.describe_value("config.evals.pets.data.path").startswith("the folder")
   assert aliases.describe_value("config.model.depth") is None

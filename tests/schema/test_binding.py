@@ -1,4 +1,7 @@
-"""Types of values, choices bound by signatures and tables; every mistake names place, value and what is allowed."""
+"""Tests of value types, and of choices bound by signatures and tables.
+
+Every error names the key, the value and the allowed values.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -19,17 +22,17 @@ from vit_jax.schema import Choice, ConfigError, Count, Duration, Pattern, Probab
         ("1Mex", 15625), ("5%", 10), ("0", 0), ("0%", 0), ("0.001ep", 1), ("7st", 7), ("1ex", 1),
     ],
 )  # fmt: skip
-def test_durations_become_the_nearest_number_of_steps(text, steps):
+def test_durations_are_rounded_to_the_nearest_step(text, steps):
   assert Duration(text).steps(batch=64, examples=640, total=200) == steps
 
 
 @pytest.mark.parametrize("text", ["", "ten", "5q", "-5", "5 %%", "1e3", True, None, "k", "ep", "9" * 30])
-def test_what_is_not_a_duration_is_refused(text):
+def test_invalid_duration_is_refused(text):
   with pytest.raises(ConfigError, match=r"not a duration|longer than any run"):
     Duration(text)
 
 
-def test_the_length_of_the_run_cannot_be_a_share_of_itself():
+def test_length_of_the_run_cannot_be_a_percentage():
   with pytest.raises(ConfigError, match="the length of the run cannot be a percentage"):
     Duration("5%").steps(64, 640)
 
@@ -50,10 +53,10 @@ def sample(
   inner: Choice = Choice("x"),
   half_open: Annotated[float, Range(0, 1, open_low=True)] = 1.0,
 ):
-  """A callee whose signature is the schema."""
+  """A function with a signature that is the schema."""
 
 
-def test_a_choice_is_completed_from_the_signature():
+def test_choice_is_completed_from_the_signature():
   bound = schema.bind(Choice("s", {"width": 3, "pairs": [["a.*", 1]], "path": "2024"}), (sample,))
   assert bound.args == {
       "width": 3, "rate": 0.1, "kind": "a", "on": True, "pairs": (("a.*", 1.0),), "area": (0.5, 1.0), "path": "2024",
@@ -62,7 +65,7 @@ def test_a_choice_is_completed_from_the_signature():
   assert bound.select(sample) == bound.args
 
 
-def test_flag_text_follows_the_type_of_the_argument():
+def test_text_of_a_flag_is_converted_to_the_type_of_the_argument():
   text = {"width": "3", "on": "false", "path": "2024", "area": "(0.1, 0.2)", "rate": "0", "pairs": "[('k', 2)]"}
   bound = schema.bind(Choice("s", {k: schema.Text(v) for k, v in text.items()}), (sample,))
   got = [bound.args[k] for k in text]
@@ -72,7 +75,7 @@ def test_flag_text_follows_the_type_of_the_argument():
 
 
 @pytest.mark.parametrize("value", [1000, "1000", schema.Text("1000")])
-def test_a_number_among_words_is_a_word(value):
+def test_number_for_a_string_type_stays_a_string(value):
   converted = schema.convert(value, str | int | None)
   assert converted == "1000" and type(converted) is str
 
@@ -99,14 +102,14 @@ def test_a_number_among_words_is_a_word(value):
     ({"width": 1, "inner": 3}, "inner", "3 is not a choice. Write dict(name='...', ...), or --config.s.inner.name="),
   ],
 )
-def test_wrong_arguments_are_refused(args, key, says):
+def test_invalid_arguments_are_refused(args, key, says):
   with pytest.raises(ConfigError) as caught, schema.enter_key("config.s"):
     schema.bind(Choice("s", args), (sample,))
   assert caught.value.place == f"config.s.{key}"
   assert says in caught.value.message
 
 
-# Choices from tables, inside each other.
+# Choices from tables, nested.
 
 
 def steady(size, *, scale: Probability = 0.5):
@@ -138,7 +141,7 @@ def often(*, every: Duration = Duration("10%")):
 VIEWS = {"view": (view, often), "plain": view}
 
 
-def test_nested_choices_are_bound_wherever_the_annotation_names_their_table():
+def test_nested_choices_are_bound_if_the_annotation_names_their_table():
   args = {"other": {"name": "moving", "by": 3}, "named": {"b": {"name": "steady"}}, "listed": [{"name": "steady"}]}
   bound = schema.bind(Choice("view", args), schema.lookup(VIEWS, "view"))
   steadily = Choice("steady", {"scale": 0.5})
@@ -153,13 +156,13 @@ def test_nested_choices_are_bound_wherever_the_annotation_names_their_table():
   assert schema.bind(Choice("view", schema.to_plain(bound.args)), schema.lookup(VIEWS, "view")) == bound
 
 
-def test_a_default_is_bound_like_a_value():
+def test_default_is_bound_like_a_value():
   args = schema.bind(Choice("plain"), schema.lookup(VIEWS, "plain")).args
   assert (args["kind"], args["other"]) == (Choice("steady", {"scale": 0.5}), None)
   assert args["named"] == {"a": Choice("steady", {"scale": 0.5})}
 
 
-def test_arguments_without_a_name_are_those_of_the_default():
+def test_arguments_without_a_name_belong_to_the_default():
   args = {"kind": {"scale": 0.25}, "named": {"b": {"name": "steady"}}}
   assert schema.bind(Choice("plain", args), (view,)).args["kind"] == Choice("steady", {"scale": 0.25})
 
@@ -185,38 +188,38 @@ def test_arguments_without_a_name_are_those_of_the_default():
     ({"every": "often"}, "every", "'often' is not a duration"),
   ],
 )
-def test_a_mistake_in_a_nested_choice_names_the_whole_place(args, key, says):
+def test_error_in_a_nested_choice_names_its_full_key(args, key, says):
   with pytest.raises(ConfigError) as caught, schema.enter_key("c"):
     schema.bind(Choice("view", args), schema.lookup(VIEWS, "view"))
   assert caught.value.place == f"c.{key}"
   assert says in caught.value.message
 
 
-def test_a_choice_without_a_table_keeps_its_own_form():
+def test_choice_without_a_table_is_unchanged():
   inner = Choice("anything", {"at": {"name": "all"}})
   bound = schema.bind(Choice("s", {"width": 1, "inner": schema.to_plain(inner)}), (sample,))
   assert bound.args["inner"] == inner
 
 
-def test_an_unknown_name_shows_the_nearest():
+def test_unknown_name_suggests_the_nearest():
   with pytest.raises(ConfigError) as caught, schema.enter_key("config.optim"):
     schema.lookup({"adamw": steady, "sgd": steady}, "adamv")
   assert caught.value.place == "config.optim.name"
   assert "'adamv'. Did you mean 'adamw'? Allowed: adamw, sgd." in caught.value.message
 
 
-def test_the_first_of_several_functions_makes_what_is_chosen():
+def test_first_of_several_functions_is_called():
   assert schema.make(Choice("view", {"every": "1"}), VIEWS, 7) == ("steady", 7, 0.5)
   assert schema.make(Choice("moving", {"by": 2}), KINDS, 7) == ("moving", 7, 2)
 
 
-def test_arguments_belong_to_functions():
+def test_arguments_are_selected_by_function():
   bound = schema.bind(Choice("view"), schema.lookup(VIEWS, "view"))
   assert bound.select(often) == {"every": "10%"}
   assert bound.select(view, often) == bound.args
 
 
-def test_a_function_with_other_defaults_is_a_schema_like_any_other():
+def test_preset_is_a_schema_with_other_defaults():
   ready = schema.preset(steady, 8, scale=0.25)
   assert schema.read_keywords(ready) == {"scale": 0.25}
   assert schema.make(Choice("ready"), {"ready": ready}) == ("steady", 8, 0.25)

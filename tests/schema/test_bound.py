@@ -1,4 +1,4 @@
-"""Bound choices: they call functions with their own arguments, and stay equal to the plain choice."""
+"""Tests of bound choices: they call functions with their own arguments, and equal the plain choice."""
 
 from vit_jax import schema
 from vit_jax.schema import Choice
@@ -13,7 +13,7 @@ def flip(image, *, probability: schema.Fraction = 0.5):
 
 
 class Named(schema.Bound):
-  """The type of the choices of a table."""
+  """The type of the choices of the table."""
 
 
 TABLE = schema.DerivedTable({"both": (crop, flip)}, lambda name, functions: functions, kind=Named)
@@ -23,7 +23,7 @@ def bound(**args):
   return schema.bind(Choice("both", args), TABLE["both"], TABLE)
 
 
-def test_a_function_gets_the_arguments_that_belong_to_it():
+def test_function_gets_its_own_arguments():
   choice = bound(size=4, probability=0.25)
   assert choice.call(crop, "x") == ("x", 4, 0.5)
   assert choice.call(flip, "x") == ("x", 0.25)
@@ -31,19 +31,19 @@ def test_a_function_gets_the_arguments_that_belong_to_it():
   assert choice.select(crop, flip) == choice.args
 
 
-def test_a_table_names_the_type_of_its_choices():
+def test_table_determines_the_type_of_its_choices():
   assert type(bound()) is Named
   assert type(schema.bind(Choice("both"), TABLE["both"])) is schema.Bound
 
 
-def test_a_changed_choice_keeps_its_type_and_the_original():
+def test_replacing_keeps_the_type_and_the_original():
   choice = bound()
   other = choice.replace(size=2)
   assert type(other) is Named and other.call(crop, "x") == ("x", 2, 0.5)
   assert choice.args["size"] == 8
 
 
-def test_a_bound_choice_equals_the_plain_one_and_looks_like_it():
+def test_bound_choice_equals_the_plain_choice_and_has_its_repr():
   plain = Choice("both", {"size": 8, "ratio": 0.5, "probability": 0.5})
   assert bound() == plain and plain == bound() and bound() != plain.replace(size=1)
   assert repr(bound()) == repr(plain)  # digests contain it

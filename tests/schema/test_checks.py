@@ -1,13 +1,13 @@
-"""Functions whose parameters are to be keys of a config."""
+"""Tests of functions with parameters that become config keys."""
 
 import pytest
 
 from vit_jax.schema import ConfigError, Fraction, checks, enter_key
 
 
-def test_f1_a_function_with_usable_types_passes():
+def test_function_with_supported_types_passes():
   def function(first, *, share: Fraction = 0.5, name: str | None = None, needed: int):
-    """No type is needed for what the run supplies."""
+    """A function with an argument of the run, which does not need a type."""
 
   checks.check_types(function)
 
@@ -33,6 +33,6 @@ def wrong(*, width: Fraction = 2.0): ...
     (wrong, r"^config.x.width: 2.0 is out of range"),
   ],
 )
-def test_f1_another_function_is_refused_at_its_parameter(function, problem):
+def test_invalid_parameter_is_refused_at_its_key(function, problem):
   with pytest.raises(ConfigError, match=problem), enter_key("config.x"):
     checks.check_types(function)

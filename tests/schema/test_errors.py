@@ -1,4 +1,4 @@
-"""Places of errors: said once, by those who know them."""
+"""Tests of errors: their config keys, their suggestions, and the printing of long or hostile values."""
 
 import pickle
 import threading
@@ -19,7 +19,7 @@ from vit_jax.schema.errors import (
 )
 
 
-def test_places_are_joined_from_outside_to_inside():
+def test_nested_keys_are_joined_from_outside_to_inside():
   with enter_key("config"), enter_key("evals"), enter_key("pets"):
     assert get_current_key() == "config.evals.pets"
     assert get_current_key("batch") == "config.evals.pets.batch"
@@ -29,7 +29,7 @@ def test_places_are_joined_from_outside_to_inside():
   assert get_current_key() == "" and get_current_key("batch") == "batch"
 
 
-def test_a_key_that_begins_at_the_config_is_a_whole_place():
+def test_key_that_starts_with_config_is_absolute():
   with enter_key("config.evals.pets"):
     assert get_current_key("config.batch") == "config.batch"
     with enter_key("config.data"):
@@ -37,7 +37,7 @@ def test_a_key_that_begins_at_the_config_is_a_whole_place():
     assert get_current_key("configs") == "config.evals.pets.configs"
 
 
-def test_a_place_is_left_by_an_error_too():
+def test_error_resets_the_current_key():
   with pytest.raises(ConfigError) as caught, enter_key("config.data"):
     raise ConfigError("3 is wrong", "path")
   assert get_current_key() == ""
@@ -45,24 +45,24 @@ def test_a_place_is_left_by_an_error_too():
   assert (error.place, error.message, str(error)) == ("config.data.path", "3 is wrong", "config.data.path: 3 is wrong")
 
 
-def test_an_error_keeps_the_place_where_it_was_made():
+def test_error_keeps_the_key_of_its_creation():
   with enter_key("config.data"):
     error = ConfigError("absent")
   with pytest.raises(ConfigError, match=r"^config.data: absent$"), enter_key("config.evals.pets"):
     raise error
 
 
-def test_an_error_of_no_place_says_its_message_alone():
+def test_error_without_a_key_is_its_message_alone():
   assert str(ConfigError("no file 'x'")) == "no file 'x'"
 
 
-def test_an_error_survives_the_way_between_processes():
+def test_error_is_unchanged_by_pickling():
   with enter_key("config"):
     error = pickle.loads(pickle.dumps(ConfigError("wrong", "seed")))
   assert (error.place, str(error)) == ("config.seed", "config.seed: wrong")
 
 
-def test_threads_have_places_of_their_own():
+def test_threads_have_separate_keys():
   seen = []
   with enter_key("config"):
     thread = threading.Thread(target=lambda: seen.append(get_current_key("x")))
@@ -71,7 +71,7 @@ def test_threads_have_places_of_their_own():
   assert seen == ["x"]
 
 
-def test_what_is_allowed_is_said_and_the_nearest_of_it():
+def test_suggestion_contains_the_nearest_and_the_allowed_names():
   assert suggest_nearest("adamv", ["adamw", "sgd"]) == " Did you mean 'adamw'? Allowed: adamw, sgd."
   assert suggest_nearest("x", []) == ""
   assert suggest_nearest("item", map(str, range(50))).endswith("39, ... (50 in all).")
@@ -88,32 +88,32 @@ LONG = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_of_a_long_value_little_is_shown(name):
+def test_long_value_is_abbreviated(name):
   value = LONG[name]
   assert len(show(value)) < 260
   assert suggest_nearest(value, ["a"]) == " Allowed: a."
   assert len(str(ConfigError(f"{show(value)} is wrong. Allowed: 1", "seed"))) < 320
 
 
-def test_of_a_long_message_the_beginning_and_the_end_are_shown():
+def test_long_message_keeps_its_beginning_and_its_end():
   said = str(ConfigError("wrong: " + "x" * 300_000 + ". Allowed: 1", "k" * 10_000))
   assert said.startswith("kkk") and "wrong: xxx" in said and "(300,019 characters)" in said
   assert said.endswith(". Allowed: 1") and len(said) < LONGEST + 400
 
 
 @pytest.mark.parametrize("odd", ["\x1b[2J", "\x07", "\x00", "\r", "\x9b", "\u202e", "\u2066", "\udcff", "\x7f"])
-def test_a_terminal_shows_what_it_would_obey(odd):
+def test_control_characters_are_escaped(odd):
   error = ConfigError(f"a {odd} b\nü", odd)
   assert odd not in str(error) and error.message.endswith(" b\nü")
   assert error.message == make_printable(error.message)
 
 
-def test_a_name_does_not_begin_a_line():
+def test_name_cannot_start_a_new_line():
   assert format_names(["a\nerror: b", "c"]) == "a\\nerror: b, c"
   assert "\n" not in suggest_nearest("a\nb", ["a\nc"])
   assert format_names("abc", 2) == "a, b, ... (3 in all)"
 
 
-def test_a_group_of_a_config_is_shown_as_the_dict_that_it_is():
+def test_config_group_is_shown_as_a_dict():
   group = ml_collections.ConfigDict({"name": Text("a\nb"), "end": {"lr": (0.1, None)}}, type_safe=False)
   assert show(group) == "{'end': {'lr': (0.1, None)}, 'name': 'a\\nb'}"

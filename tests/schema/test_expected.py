@@ -1,4 +1,4 @@
-"""Types in words, and examples of them."""
+"""Tests of the descriptions of types, and of their examples."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
@@ -27,7 +27,7 @@ from vit_jax.schema import expected
     (str, "a text", ""),
   ],
 )
-def test_f2_a_type_is_named_with_an_example_that_it_takes(kind, words, example):
+def test_type_has_a_description_and_an_example_that_it_accepts(kind, words, example):
   assert expected.describe_type(kind) == words and expected.format_example(kind) == example
   if example:
     schema.convert(schema.Text(example.strip("'")), kind)
@@ -41,5 +41,5 @@ def test_f2_a_type_is_named_with_an_example_that_it_takes(kind, words, example):
     (Mapping[int, int], False), (int | object, False),
   ],
 )  # fmt: skip
-def test_f1_types_that_a_config_cannot_contain_are_known(kind, supported):
+def test_supported_config_types_are_recognised(kind, supported):
   assert expected.is_supported(kind) is supported

@@ -1,4 +1,4 @@
-"""vit_jax/schema/extras.py: one spelling of the commands that install extras, for extras that setup.py has."""
+"""Tests of vit_jax/schema/extras.py: one spelling of the install commands, for the extras of setup.py."""
 
 import ast
 import pathlib
@@ -12,22 +12,22 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def in_setup() -> set[str]:
-  """The extras of setup.py, but for that of tests."""
+  """Returns the extras of setup.py, except for the one for tests."""
   tree = ast.parse((ROOT / "setup.py").read_text())
   call = next(node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "extras_require")
   return {key.value for key in call.value.keys} - {"test"}
 
 
-def test_d11_the_extras_are_those_of_setup():
+def test_extras_match_setup():
   assert set(extras.EXTRAS) == in_setup()
 
 
 @pytest.mark.parametrize("extra", extras.EXTRAS)
-def test_d11_advice_names_the_extra_and_its_command(extra):
+def test_advice_contains_the_extra_and_its_command(extra):
   assert extras.format_advice(extra) == f"the extra {extra}: pip install -e '.[{extra}]'"
 
 
-def test_d11_messages_have_the_command_from_one_place_and_docs_spell_it_alike():
+def test_install_commands_are_defined_once_and_spelt_alike():
   for file in sorted((ROOT / "vit_jax").rglob("*.py")):
     docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, ast.Module)} if (
       tree := ast.parse(file.read_text())

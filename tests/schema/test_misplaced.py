@@ -1,4 +1,4 @@
-"""Where a key stands that was looked for in another place."""
+"""Tests of suggestions for a config key that exists in another group."""
 
 import pytest
 
@@ -19,31 +19,31 @@ TREE = {
   [
     ("image_size", ["evals.pets.data.image_size"]),
     ("data.image_size", ["evals.pets.data.image_size"]),
-    ("data.path", ["evals.pets.data.path"]),  # a new key of a group that there is
-    ("seed.path", []),  # which no value takes
+    ("data.path", ["evals.pets.data.path"]),  # a new key of an existing group
+    ("seed.path", []),  # a value, which has no keys
     ("pets.data.test_crop.name", ["evals.pets.data.test_crop.name"]),
     ("optim.shots", ["evals.pets.shots"]),
     ("lr", ["optim.lr"]),
-    ("optim.lr", []),  # is there
-    ("optim.name", []),  # a word that every choice has
+    ("optim.lr", []),  # exists
+    ("optim.name", []),  # a key of every choice
     ("lr.image_sise", []),
     ("optim.seed", ["seed"]),
-    ("mehs.optim", []),  # a group, which takes no value
+    ("mehs.optim", []),  # a group, which has no value
     ("", []),
   ],
 )
-def test_a_key_is_looked_for_by_its_last_words(key, there, editable):
+def test_key_is_searched_by_its_last_words(key, there, editable):
   assert misplaced.find_other_places(config.recipe(**TREE) if editable else TREE, key) == there
 
 
-def test_few_of_many_places_are_named_as_flags():
+def test_at_most_three_places_are_suggested_as_flags():
   many = {"evals": {f"e{i}": {"data": {"path": "x"}} for i in range(9)}}
   said = misplaced.suggest_places(many, "data.path")
   assert said == " Did you mean " + " or ".join(f"--config.evals.e{i}.data.path" for i in range(3)) + "?"
   assert misplaced.suggest_places(many, "nothing") == ""
 
 
-def test_values_that_are_not_given_yet_and_a_config_inside_itself_are_no_obstacle():
+def test_required_values_and_cyclic_configs_are_supported():
   tree = config.recipe(total=config.required)
   tree.again = tree
   assert misplaced.find_other_places(tree, "x.total")[0] == "total"

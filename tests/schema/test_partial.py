@@ -1,4 +1,4 @@
-"""Evaluations without a name take what they do not set from the default."""
+"""Tests of evaluations without a name, which take missing keys from the default."""
 
 import ml_collections
 import pytest
@@ -28,7 +28,7 @@ ACCURACY = {"name": "accuracy"}
     ({"val": "accuracy"}, {"val": "accuracy"}),
   ],
 )
-def test_f2_a_partial_evaluation_is_filled_from_the_default(kind, evals, expected):
+def test_partial_evaluation_is_filled_from_the_default(kind, evals, expected):
   found = partial.add_names(kind({"evals": evals, "batch": 4}))
   plain = ml_collections.ConfigDict({"evals": dict(found["evals"])}).to_dict()["evals"]
   expected = expected or evals | {"val": ACCURACY | {"split": "val", "every": 2}}
@@ -36,5 +36,5 @@ def test_f2_a_partial_evaluation_is_filled_from_the_default(kind, evals, expecte
 
 
 @pytest.mark.parametrize("config", [3, {}, {"evals": None}, {"evals": 3}])
-def test_f2_other_configs_stay_as_they_are(config):
+def test_other_configs_are_unchanged(config):
   assert partial.add_names(config) is config

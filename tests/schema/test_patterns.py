@@ -1,4 +1,4 @@
-"""Regular expressions of users are matched within bounds, or refused with what to write instead."""
+"""Tests of users' regular expressions: bounded matching time, or refusal with a suggestion."""
 
 import re
 import time
@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax.schema import ConfigError, patterns
 
-PATH = "stages/2/blocks/17/attention/query/kernel"  # one of the longest that there are
+PATH = "stages/2/blocks/17/attention/query/kernel"  # one of the longest paths
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ PATH = "stages/2/blocks/17/attention/query/kernel"  # one of the longest that th
     r".*/(query|key|value)/.*(kernel|bias)", r"blocks/\d+/(norm1|norm2)/.*", "(?i:HEAD).*", r"(a|b|cd){1,3}", r"(.)\1",
   ],
 )  # fmt: skip
-def test_what_recipes_write_is_allowed(pattern):
+def test_patterns_of_recipes_are_allowed(pattern):
   patterns.check_pattern(pattern)
 
 
@@ -29,19 +29,19 @@ def test_what_recipes_write_is_allowed(pattern):
     "(?:(?:a|b)*c)*d", r"(\w+)*x", "((a{1,20}){1,20}){1,20}b",
   ],
 )  # fmt: skip
-def test_what_could_take_forever_is_refused_with_a_hint(pattern):
+def test_patterns_with_exponential_time_are_refused_with_a_hint(pattern):
   with pytest.raises(ConfigError, match=r"could match in .* Allowed: 1,000,000.*several patterns"):
     patterns.check_pattern(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["(", "[", "a{99999999999}", "(" * 500 + ")" * 500, "*", "a" * 1001])
-def test_what_is_no_pattern_is_refused(pattern):
+def test_invalid_pattern_is_refused(pattern):
   with pytest.raises(ConfigError, match=r"is not a regular expression|too long"):
     patterns.check_pattern(pattern)
 
 
 @pytest.mark.parametrize("pattern", [".*.*.*x", r"(\w+/)?" * 3 + "x", ".*(a|b|e)?.*[a-z]+x", "(?!.*x)(?!.*y).*z"])
-def test_the_worst_that_is_allowed_takes_milliseconds(pattern):
+def test_slowest_allowed_patterns_take_milliseconds(pattern):
   patterns.check_pattern(pattern)
   started = time.process_time()
   for text in (PATH, "a" * patterns.LENGTH):

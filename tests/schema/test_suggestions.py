@@ -1,4 +1,7 @@
-"""Suggestions for flags of other frameworks: they carry the user's values, and this package accepts them."""
+"""Tests of suggestions for flags of other frameworks.
+
+Suggestions contain the user's values, and this package accepts them.
+"""
 
 import shlex
 
@@ -39,18 +42,18 @@ def of_flag(flag, value="", known=KNOWN, groups=GROUPS):
     ("--zzz", "1", ""),
   ],
 )
-def test_newcomer_4_a_foreign_flag_is_answered_with_the_users_value(flag, value, advice):
+def test_suggestion_for_a_foreign_flag_contains_the_user_s_value(flag, value, advice):
   assert of_flag(flag, value) == advice
 
 
-def test_f2_a_command_without_a_config_gets_no_key_of_one():
+def test_command_without_a_config_gets_no_config_key():
   assert of_flag("--lr", "1", {"--weights": True}, []) == ""
   assert of_flag("--checkpoint", "", {"--weights": True}, []) == " Did you mean --weights=PATH?"
   assert of_flag("--checkpoint", "a b.npz", {"--weights": True}, []) == " Did you mean --weights='a b.npz'?"
   assert of_flag("--output-dir", "x", {"--config": True}) == "", "it has no --workdir"
 
 
-# (name, value, what is suggested); no value if the command ends behind the name.
+# (name, value, suggestion); the value is empty if the command ends after the name.
 TRANSLATED = [
   ("batch_size", "32", "batch=32"), ("batch_size", "all", "batch=128"),
   ("epochs", "300", "total=300ep"), ("epochs", "1.5", "total=1.5ep"), ("epochs", "", "total=90ep"),
@@ -77,7 +80,7 @@ DEPENDENT = {"model.remat": {"model.scan": "true"}, "optim.momentum": {"optim.na
 
 
 @pytest.mark.parametrize(("name", "value", "suggested"), TRANSLATED)
-def test_newcomer_4_a_value_is_translated_and_accepted(name, value, suggested):
+def test_value_is_translated_and_accepted(name, value, suggested):
   found = suggestions.suggest_for_key(name, value)
   pairs = [word.removeprefix("--config.").partition("=") for word in shlex.split(" ".join(found.flags))]
   assert " ".join(f"{key}={text}" for key, _, text in pairs) == suggested
@@ -89,13 +92,13 @@ def test_newcomer_4_a_value_is_translated_and_accepted(name, value, suggested):
   build.complete(config.resolve(edited))
 
 
-def test_newcomer_4_a_number_has_the_argument_of_a_choice_that_its_name_suggests():
+def test_number_sets_an_argument_of_the_choice_that_its_name_suggests():
   assert aliases.NUMBERS.keys() <= aliases.KEYS.keys()
   for name, (choice, key) in aliases.NUMBERS.items():
     assert key.rpartition(".")[0] == aliases.KEYS[name][0].rpartition(".")[0] and choice.isidentifier()
 
 
-def test_newcomer_4_several_suggestions_are_one_line_to_paste():
+def test_several_suggestions_are_one_line_to_paste():
   found = [
     suggestions.suggest_for_key("batch_size", "32"),
     Suggestion(remark="Leave it out"),

@@ -1,11 +1,11 @@
-"""Tables that follow from another table."""
+"""Tests of tables derived from another table."""
 
 import pytest
 
 from vit_jax.schema import ConfigError, tables
 
 
-def test_a_derived_table_follows_its_base():
+def test_derived_table_follows_its_base():
   base = {"a": 1, "b": 2, "c": 3}
   made = []
   derived = tables.DerivedTable(base, lambda name, entry: made.append(name) or f"{name}{entry}", without=("b",))
@@ -20,7 +20,7 @@ def test_a_derived_table_follows_its_base():
     derived["b"]
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_unknown_name_suggests_the_nearest():
   table = tables.DerivedTable({"adamw": 1, "sgd": 2}, lambda name, entry: (len, entry))
   assert tables.lookup(table, "sgd") == (len, 2)
   with pytest.raises(ConfigError, match=r"name: unknown name 'adamv'. Did you mean 'adamw'\? Allowed: adamw, sgd."):

@@ -1,4 +1,4 @@
-"""What is typed in a flag is read as configs are written, and nothing of it is run."""
+"""Tests of flag texts: they are parsed like values in configs, and are never executed."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from vit_jax import schema
 from vit_jax.schema import Choice, ConfigError
 
 
-def test_a_flag_may_be_written_as_a_config_is():
+def test_flag_may_be_written_like_a_config():
   def parsed(text):
     return schema.convert(schema.Text(text), tuple[schema.Choice, ...])
 
@@ -29,23 +29,23 @@ def test_a_flag_may_be_written_as_a_config_is():
   ],
 )
 @pytest.mark.parametrize("word", [str, schema.Pattern])
-def test_what_is_no_list_of_words_is_shown_how_one_is_written(text, says, word):
+def test_error_of_an_invalid_list_of_strings_shows_the_syntax(text, says, word):
   with pytest.raises(ConfigError) as caught, schema.enter_key("config.s"):
     schema.convert(schema.Text(text), tuple[word, ...])
   assert caught.value.message.endswith(says)
 
 
-def test_what_is_no_list_of_numbers_is_told_nothing_of_words():
+def test_error_of_an_invalid_list_of_numbers_suggests_no_strings():
   with pytest.raises(ConfigError, match=r"^expected a list, got 'al'\. Write a value such as '\(2,2\)'$"):
     schema.convert(schema.Text("al"), tuple[int, ...])
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("12.5 %", 0.125), ("0%", 0.0), ("100%", 1.0)])
-def test_a_share_may_be_a_percentage(text, share):
+def test_fraction_may_be_a_percentage(text, share):
   assert schema.convert(schema.Text(text), schema.Fraction) == share
 
 
 @pytest.mark.parametrize("text", ["101%", "-5%", "%", "5%%"])
-def test_what_is_no_share_is_refused(text):
+def test_invalid_percentage_is_refused(text):
   with pytest.raises(ConfigError):
     schema.convert(schema.Text(text), schema.Fraction)

@@ -1,4 +1,4 @@
-"""Values of a config as plain data."""
+"""Tests of config values as plain data."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ class Part:
   several: dict = dataclasses.field(default_factory=lambda: {"x": Choice("f", {"n": 1})})
 
 
-def test_a_part_of_a_config_is_plain_data():
+def test_config_is_converted_to_plain_data():
   assert to_plain(Part()) == {
     "from": None,
     "inner": {"name": "a", "b": {"name": "c"}, "d": [{"name": "e"}]},
@@ -23,11 +23,11 @@ def test_a_part_of_a_config_is_plain_data():
   assert type(to_plain(Duration("5ep"))) is str
 
 
-def test_f1_the_names_of_all_choices_are_found():
+def test_names_of_all_choices_are_found():
   assert list_choices(Part()) == {"a", "c", "e", "f"}
 
 
-def test_fields_have_words_and_defaults():
+def test_fields_have_keys_and_defaults():
   first, _, last = dataclasses.fields(Part)
   assert (
     get_config_key(first) == "from" and get_field_default(first) is None and get_field_default(last)["x"].name == "f"
