@@ -1,4 +1,4 @@
-"""Many files on several devices: rows in order, bad files among them, the same numbers on any devices."""
+"""Tests of predictions for many files on several devices: order, bad files, and independence of the devices."""
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-  """Eleven files, of which three are bad."""
+  """Returns eleven files, two of them bad, and a missing file."""
   root = tmp_path_factory.mktemp("photos")
   for i in range(11):
     data = encode(picture(40 + i, 50, seed=i), "JPEG" if i % 2 else "PNG")
@@ -32,7 +32,7 @@ def computed(use, files, count, together, polls=None):
   return [row for some in rows for row in some]
 
 
-def test_rows_are_those_of_single_images_whatever_the_devices_and_batches(weights, files):
+def test_rows_match_single_images_for_any_devices_and_batches(weights, files):
   use, model = stored.load(weights), predictor.load(weights)
   one, two = computed(use, files, 1, 64), computed(use, files, 2, 2)
   for rows in (one, two):
@@ -49,12 +49,12 @@ def test_rows_are_those_of_single_images_whatever_the_devices_and_batches(weight
     np.testing.assert_allclose([rows[i].features for i in good], model.features([files[i] for i in good]), 1e-3, 1e-3)
 
 
-def test_nothing_but_bad_files_is_no_end(weights, files):
+def test_only_bad_files_give_rows_without_predictions(weights, files):
   rows = computed(stored.load(weights), [files[0], files[7]], 2, 64)
   assert [row.best for row in rows] == [None, None]
 
 
-def test_a2_a_file_whose_outputs_are_not_finite_is_named(weights, files):
+def test_file_with_outputs_that_are_not_finite_is_named(weights, files):
   use = stored.load(weights)
   use = use._replace(arrays={**use.arrays, "head/bias": np.full_like(use.arrays["head/bias"], np.nan)})
   with pytest.raises(ConfigError, match=r"image '.*1\.jpg': output 'logits' is not finite"):

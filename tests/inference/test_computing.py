@@ -1,4 +1,4 @@
-"""What a model says of images, against NumPy on its logits."""
+"""Tests of a model's predictions, against NumPy on its logits."""
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ def use(tmp_path_factory):
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
-def test_the_best_classes_are_those_of_the_largest_probabilities(use, loss):
+def test_best_classes_have_the_largest_probabilities(use, loss):
   images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
   model = models.functional(use.description)
   said = jax.jit(make_predict_function(model, use.data, loss, "head"))(use.arrays, images)
@@ -34,7 +34,7 @@ def test_the_best_classes_are_those_of_the_largest_probabilities(use, loss):
   np.testing.assert_allclose(said["features"], output.features, rtol=1e-3, atol=1e-3)
 
 
-def test_a_model_without_a_head_has_features_alone(use):
+def test_model_without_a_head_has_only_features(use):
   model = models.functional(use.description.replace(classes=0))
   shapes = jax.eval_shape(
     make_predict_function(model, use.data, "softmax", "head"),

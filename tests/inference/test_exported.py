@@ -1,4 +1,4 @@
-"""A model as a program: what another process makes of the file alone is what the model says."""
+"""Tests of exported models: running only the exported file gives the outputs of the model."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from vit_jax.schema import Choice, ConfigError
 pytestmark = pytest.mark.heavy
 
 
-def test_the_file_alone_gives_the_logits_of_any_number_of_images(tmp_path):
+def test_stablehlo_file_gives_the_logits_of_any_number_of_images(tmp_path):
   labels = {str(i): name for i, name in enumerate(small_weights.CLASSES)}
   source = small_weights.file(tmp_path, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4], id2label=labels)
   said = convert.convert(source, tmp_path / "a.stablehlo", "stablehlo", {})
@@ -40,12 +40,12 @@ def test_the_file_alone_gives_the_logits_of_any_number_of_images(tmp_path):
     convert.convert(source, tmp_path / "a.stablehlo", None, {})
   with pytest.raises(ConfigError, match=r"a\.json already exists"):
     (tmp_path / "a.stablehlo").unlink()
-    (tmp_path / "a.json").write_text("{}")  # of something else
+    (tmp_path / "a.json").write_text("{}")  # an unrelated file
     convert.convert(source, tmp_path / "a.stablehlo", None, {})
 
 
 @pytest.mark.parametrize("names", [("a.npz", "a.stablehlo"), ("a.stablehlo", "a.npz")], ids=str)
-def test_a_program_and_weights_with_one_stem_do_not_replace_each_others_json(tmp_path, names):
+def test_outputs_with_one_stem_do_not_replace_each_other_s_json(tmp_path, names):
   source = small_weights.file(tmp_path, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4])
   convert.convert(source, tmp_path / "out" / names[0], None, {})
   before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
@@ -55,7 +55,7 @@ def test_a_program_and_weights_with_one_stem_do_not_replace_each_others_json(tmp
   assert set(before) == {names[0], "a.json"}
 
 
-def test_an_onnx_file_gives_the_logits_and_says_what_it_needs_by_itself(tmp_path):
+def test_onnx_file_gives_the_logits_and_contains_its_metadata(tmp_path):
   labels = {str(i): name for i, name in enumerate(small_weights.CLASSES)}
   source = small_weights.file(tmp_path, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4], id2label=labels)
   said = convert.convert(source, tmp_path / "a.onnx", "onnx", {})
@@ -74,7 +74,7 @@ def test_an_onnx_file_gives_the_logits_and_says_what_it_needs_by_itself(tmp_path
     convert.convert(source, tmp_path / "a.onnx", None, {})
 
 
-# The smallest name of each family, and each part of one that computes in a way of its own.
+# The smallest name of each family, and each part that is computed differently.
 FAMILIES = {
   "ViT-Ti/32": {"pool": "map", "registers": 2, "dtype": "bfloat16"},
   "deit_tiny_distilled_patch16_224": {"depth": 1},
@@ -92,13 +92,13 @@ FAMILIES = {
 }
 
 
-def test_every_family_is_tried():
+def test_every_family_is_covered():
   of = models.table.find
   assert {of(name).family for name in FAMILIES} == {row.family for row in models.table.TABLE.values()}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_is_written_as_onnx(tmp_path, name):
+def test_every_family_is_exported_as_onnx(tmp_path, name):
   size = 56 if models.table.find(name).family == "swin" else 32
   described = models.Description(Choice(name, FAMILIES[name]), size, 5).bind()
   draw, arrays = np.random.default_rng(0), {}
@@ -110,21 +110,21 @@ def test_every_family_is_written_as_onnx(tmp_path, name):
   assert [path.name for path in tmp_path.iterdir()] == ["a.onnx"]
 
 
-def test_more_weights_than_a_file_holds_are_refused(tmp_path, monkeypatch):
+def test_weights_above_the_size_limit_are_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(exported, "LARGEST", 1000)
   with pytest.raises(ConfigError, match=r"bytes of weights are too many.*1,000.*OUT\.stablehlo"):
     convert.convert(small_weights.file(tmp_path), tmp_path / "a.onnx", None, {})
   assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_without_the_extra_a_line_says_what_to_install(tmp_path, monkeypatch):
+def test_error_without_the_extra_contains_the_install_command(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "onnxruntime", None)
   with pytest.raises(ConfigError, match=r"pip install -e '\.\[onnx\]'"):
     convert.convert(tmp_path / "none.npz", tmp_path / "a.onnx", None, {})
 
 
 @pytest.mark.parametrize("suffix", ["stablehlo", "onnx"])
-def test_a_program_that_says_something_else_is_not_kept(tmp_path, monkeypatch, suffix):
+def test_program_with_other_outputs_is_not_kept(tmp_path, monkeypatch, suffix):
   monkeypatch.setattr(exported, "_measure_difference", lambda *_: float("nan"))
   with pytest.raises(ConfigError, match="outputs of the model"):
     convert.convert(small_weights.file(tmp_path), tmp_path / f"a.{suffix}", None, {})
@@ -142,6 +142,6 @@ def test_a_program_that_says_something_else_is_not_kept(tmp_path, monkeypatch, s
     ("a.onnx", "stablehlo"),
   ],
 )
-def test_layout_and_ending_must_agree(tmp_path, name, layout):
+def test_layout_and_suffix_must_match(tmp_path, name, layout):
   with pytest.raises(ConfigError, match=f"--layout={layout}"):
     convert.convert(tmp_path / "none.npz", tmp_path / name, layout, {})

@@ -1,4 +1,4 @@
-"""Traced functions as graphs: what is known is computed once, and only the number of images is open."""
+"""Tests of traced functions as graphs: constants are computed once, and only the number of images is dynamic."""
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,14 @@ pytestmark = pytest.mark.heavy
 
 
 def written(function):
-  """(graph, the session that runs it) of a function of images of 4 x 4 pixels."""
+  """Returns the graph of a function of images with 4 x 4 pixels, and a session that runs it."""
   made, inputs, outputs = graph.trace_graph(function, (4, 4, 3), onnx, operators.OPERATORS)
   model = made.model(inputs, {"out": outputs[0]}, {"said": "true"})
   onnx.checker.check_model(model, full_check=True)
   return made, onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-def test_the_number_of_images_alone_is_open():
+def test_only_the_number_of_images_is_dynamic():
   _, session = written(lambda images: images.astype(jnp.float32).reshape(-1, 48))
   (given,), (taken,) = session.get_inputs(), session.get_outputs()
   assert (given.name, given.shape, given.type) == ("images", ["batch", 4, 4, 3], "tensor(uint8)")
@@ -29,13 +29,13 @@ def test_the_number_of_images_alone_is_open():
   assert session.get_modelmeta().custom_metadata_map == {"said": "true"}
 
 
-def test_what_depends_on_constants_alone_is_computed_once():
+def test_constant_expressions_are_computed_once():
   table = jnp.arange(48.0)
   made, _ = written(lambda images: images.astype(jnp.float32).reshape(-1, 48) + jnp.sin(table) * 2)
   assert [node.op_type for node in made.nodes] == ["Cast", "Reshape", "Add", "Identity"]
 
 
-def test_a_token_is_repeated_for_every_image():
+def test_token_is_repeated_for_every_image():
   token = np.arange(12, dtype=np.float32).reshape(1, 1, 12)
 
   def function(images):
@@ -49,12 +49,12 @@ def test_a_token_is_repeated_for_every_image():
     np.testing.assert_array_equal(session.run(None, {"images": images})[0], expected)
 
 
-def test_a_weight_that_is_used_twice_is_stored_once():
+def test_weight_used_twice_is_stored_once():
   weight = np.random.default_rng(0).standard_normal((48, 48)).astype(np.float32)
   made, _ = written(lambda images: images.astype(jnp.float32).reshape(-1, 48) @ weight @ weight)
   assert sum(len(each.dims) == 2 for each in made.initializers) == 1
 
 
-def test_what_is_not_written_is_named():
+def test_unsupported_primitive_is_named():
   with pytest.raises(ConfigError, match=r"'cumsum'.*OUT\.stablehlo"):
     written(lambda images: jax.lax.cumsum(images.astype(jnp.float32)))

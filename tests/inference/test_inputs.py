@@ -1,4 +1,4 @@
-"""Which files are meant: by name, below folders, by manifests, from a pipe."""
+"""Tests of the selection of input files: by name, below folders, from manifests and from a pipe."""
 
 import io
 import json
@@ -17,7 +17,7 @@ def listed(*words, stdin=b""):
 
 @pytest.fixture
 def photos(tmp_path):
-  """Images at three depths, and what is none."""
+  """Returns images at three depths, and other files."""
   for name in ("b.JPG", "a/2.png", "a/10.webp", "a/deep/er/x.gif", "a-b/1.bmp", "a/note.txt", "z/README", "z/n.txt"):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(image())
@@ -27,24 +27,24 @@ def photos(tmp_path):
   return tmp_path
 
 
-def test_all_images_below_a_folder_come_in_order_of_name_and_what_is_none_is_counted(photos):
+def test_images_below_a_folder_are_sorted_and_other_files_counted(photos):
   found = listed(photos)
   names = ["a/10.webp", "a/2.png", "a/deep/er/x.gif", "a-b/1.bmp", "b.JPG"]
   assert found.files == [f"{photos}/{name}" for name in names]
   assert found.ignored == {".txt": 2, "": 1}
 
 
-def test_rows_are_in_the_order_of_the_words(photos):
+def test_files_are_in_the_order_of_the_arguments(photos):
   assert listed(photos / "b.JPG", photos / "a-b", photos / "b.JPG").files == [
     f"{photos}/{name}" for name in ("b.JPG", "a-b/1.bmp", "b.JPG")
   ]
 
 
-def test_a_file_is_taken_by_whatever_name(photos):
+def test_named_file_is_accepted_with_any_suffix(photos):
   assert listed(photos / "z/README").files == [f"{photos}/z/README"]
 
 
-def test_links_in_a_circle_end_and_are_named(photos, caplog):
+def test_cyclic_links_terminate_and_are_named(photos, caplog):
   (photos / "a/deep/up").symlink_to(photos)
   (photos / "again").symlink_to(photos / "a-b")
   (photos / "self.png").symlink_to(photos / "self.png")
@@ -55,20 +55,20 @@ def test_links_in_a_circle_end_and_are_named(photos, caplog):
   assert "deep/up" in caplog.text and "again" in caplog.text
 
 
-def test_a_manifest_names_files_from_its_folder_on(photos):
+def test_paths_of_a_manifest_are_relative_to_its_folder(photos):
   lines = [{"path": "a/2.png", "label": 3}, {"path": str(photos / "b.JPG")}, {"path": "none.jpg"}]
   (photos / "all.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
   assert listed(photos / "all.jsonl").files == [f"{photos}/a/2.png", f"{photos}/b.JPG", f"{photos}/none.jpg"]
 
 
 @pytest.mark.parametrize("line", ['{"bytes": "aaaa"}', "[1]", '{"path": 3}', '{"path": ""}', "{", "[" * 100])
-def test_a_line_without_a_path_is_named(tmp_path, line):
+def test_line_without_a_path_is_named(tmp_path, line):
   (tmp_path / "all.jsonl").write_text('{"path": "a.png"}\n' + line)
   with pytest.raises(ConfigError, match=r"all\.jsonl, line 2: "):
     listed(tmp_path / "all.jsonl")
 
 
-def test_paths_come_one_a_line_also_such_as_are_no_unicode(photos):
+def test_paths_are_one_per_line_and_may_be_invalid_unicode(photos):
   odd = os.fsencode(photos) + b"/caf\xe9 1.png"
   with open(odd, "wb") as file:
     file.write(image())
@@ -76,7 +76,7 @@ def test_paths_come_one_a_line_also_such_as_are_no_unicode(photos):
   assert listed("-", stdin=stdin).files == [os.fsdecode(odd), f"{photos}/a-b/1.bmp", "/nowhere/x.jpg"]
 
 
-def test_newcomer_7_standard_input_without_a_path_is_named(tmp_path):
+def test_standard_input_without_a_path_is_an_error(tmp_path):
   for stdin in (b"", b"\n\r\n\n"):
     with pytest.raises(ConfigError, match=r"^PATH: standard input contains no path\. Specify files, folders or"):
       listed("-", stdin=stdin)
@@ -86,20 +86,20 @@ def test_newcomer_7_standard_input_without_a_path_is_named(tmp_path):
     listed(tmp_path, "-")
 
 
-def test_a_word_that_is_nothing_is_an_error_with_the_nearest_right_one(photos):
+def test_missing_path_is_an_error_that_suggests_the_nearest(photos):
   with pytest.raises(ConfigError, match=r"'.*/b\.jgp' does not exist\. Did you mean '.*/b\.JPG'\?"):
     listed(photos / "b.jgp")
   with pytest.raises(ConfigError, match=r"the manifest '.*/none\.jsonl' does not exist"):
     listed(photos / "none.jsonl")
 
 
-def test_where_there_is_no_image_what_there_is_is_said(photos):
+def test_error_without_an_image_lists_the_other_files(photos):
   with pytest.raises(ConfigError, match=r"no image in .*only other files \(1 without extension, 1 \.txt\).*\.jpg"):
     listed(photos / "z")
 
 
 @pytest.mark.heavy
-def test_a_folder_of_a_bucket_is_listed_as_one_of_a_disk(bucket):
+def test_folder_in_a_bucket_is_listed_like_a_folder_on_a_disk(bucket):
   for name in ("b/2.jpg", "b/.x.jpg", "a.png", "c.txt"):
     (bucket / name).write_bytes(image())
   assert listed(bucket).files == [f"{bucket}/a.png", f"{bucket}/b/2.jpg"]

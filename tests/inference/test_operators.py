@@ -1,4 +1,4 @@
-"""Nodes of ONNX against NumPy or JAX: each primitive that a model computes."""
+"""Tests of ONNX nodes against NumPy or JAX, for each primitive that a model computes."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ FUNCTIONS = {
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_node_computes_what_the_primitive_does(name):
+def test_node_computes_the_same_as_the_primitive(name):
   function = FUNCTIONS[name]
   _, session = written(lambda images: function(images.astype(jnp.float32) / 100))
   for count in (2, 5):

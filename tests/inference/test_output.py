@@ -1,4 +1,4 @@
-"""Rows as files, read by what others read them with."""
+"""Tests of rows written to files, read back with standard readers."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ def good():
   return [row for row in rows() if row.reason is None]
 
 
-def test_a_spreadsheet_computes_nothing_and_every_number_comes_back(tmp_path):
+def test_csv_contains_no_formulas_and_every_number_is_read_back(tmp_path):
   output.write_rows(tmp_path / "a.csv", rows(False), len(FILES), CLASSES)
   with open(tmp_path / "a.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
     read = list(csv.DictReader(file))
@@ -38,7 +38,7 @@ def test_a_spreadsheet_computes_nothing_and_every_number_comes_back(tmp_path):
     np.testing.assert_array_equal(shares, expected.probability)
 
 
-def test_json_lines_have_features_and_reasons(tmp_path):
+def test_json_lines_contain_features_and_reasons(tmp_path):
   output.write_rows(tmp_path / "a.jsonl", rows(), len(FILES), CLASSES)
   read = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
   assert [row["file"] for row in read] == list(FILES)
@@ -60,7 +60,7 @@ def test_arrays_have_a_row_for_each_file(tmp_path):
     np.testing.assert_array_equal(np.delete(read["best"], 2, 0), [row.best for row in good()])
 
 
-def test_what_ends_in_the_middle_leaves_the_file_before(tmp_path):
+def test_interrupted_write_keeps_the_previous_file(tmp_path):
   def broken():
     yield from rows()
     raise KeyboardInterrupt
@@ -74,7 +74,7 @@ def test_what_ends_in_the_middle_leaves_the_file_before(tmp_path):
   assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_screen_shows_the_first_rows_and_how_many_more_there_are():
+def test_screen_shows_the_first_rows_and_the_number_of_others():
   many = [FileResult(f"{i}\x1b[2J.jpg", np.int32([1, 0]), np.float32([0.75, 0.25])) for i in range(output.SHOWN + 7)]
   many[1] = FileResult("x" * 100, reason="torn\nfile")
   lines = list(output.format_lines(many, CLASSES))
@@ -92,7 +92,7 @@ def test_a_screen_shows_the_first_rows_and_how_many_more_there_are():
     ("none/a.csv", False, "none does not exist. Create it"),
   ],
 )
-def test_what_cannot_be_written_is_refused_before_the_work(tmp_path, name, features, says):
+def test_invalid_output_is_refused_before_the_prediction(tmp_path, name, features, says):
   with pytest.raises(ConfigError) as caught:
     output.check_output(name and tmp_path / name, features)
   assert says in str(caught.value)

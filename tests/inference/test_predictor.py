@@ -1,4 +1,4 @@
-"""A model in Python: what it takes, and that its pure function is one's own to compile."""
+"""Tests of a model in Python: its accepted inputs, and its pure function for user code."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def photo(tmp_path_factory):
   return path
 
 
-def test_paths_pictures_and_pixels_of_one_image_are_one_image(model, photo):
+def test_paths_images_and_arrays_of_one_image_give_equal_results(model, photo):
   opened = Image.open(photo)
   same = model.predict([photo, str(photo), opened, opened.convert("RGBA"), np.asarray(opened), opened])
   assert all(each == same[0] for each in same)
@@ -44,7 +44,7 @@ def test_paths_pictures_and_pixels_of_one_image_are_one_image(model, photo):
   assert isinstance(stack, list) and len(stack) == 2
 
 
-def test_the_pure_function_says_the_same_in_a_jit_of_ones_own(model, photo):
+def test_pure_function_matches_in_a_user_s_jit(model, photo):
   square = model.square(photo)
   assert square.shape == (32, 32, 3) and square.dtype == np.uint8
   np.testing.assert_allclose(model.preprocess(photo), square / 127.5 - 1, atol=1e-6)  # mean and std are 0.5
@@ -57,7 +57,7 @@ def test_the_pure_function_says_the_same_in_a_jit_of_ones_own(model, photo):
   np.testing.assert_allclose(np.sort(probability)[::-1][:5], said.probabilities, rtol=1e-3, atol=1e-6)
 
 
-def test_it_can_be_differentiated_mapped_and_compiled_as_it_is(model, photo):
+def test_pure_function_can_be_differentiated_mapped_and_compiled(model, photo):
   image = jnp.asarray(model.preprocess(photo))
   logits = jax.jit(model.logits)(model.params, image[None])
 
@@ -71,7 +71,7 @@ def test_it_can_be_differentiated_mapped_and_compiled_as_it_is(model, photo):
   np.testing.assert_allclose(mapped, [value, value], rtol=1e-3, atol=1e-4)
 
 
-def test_attention_maps_come_by_capture(model, photo):
+def test_attention_maps_are_available_by_capture(model, photo):
   captured = jax.jit(models.capture(model.logits, "blocks/*/attention/weights"))
   _, maps = captured(model.params, model.preprocess(photo)[None])
   assert set(maps) == {"blocks/0/attention/weights", "blocks/1/attention/weights"}
@@ -92,12 +92,12 @@ def test_bad_images_are_named(model, photo, tmp_path):
 
 
 @pytest.mark.parametrize("of", ["patch", None, ["cls"]])
-def test_features_of_another_kind_are_refused_by_name(model, of):
+def test_unknown_kind_of_features_is_refused(model, of):
   with pytest.raises(ConfigError, match=r"of: .* is not a choice.* Allowed: head, cls, patches, cls_patches\.$"):
     model.features([], of=of)
 
 
-def test_a_model_without_a_head_has_features(tmp_path, photo):
+def test_model_without_a_head_has_features(tmp_path, photo):
   headless = predictor.load(small_weights.file(tmp_path, small_weights.described(classes=0)))
   assert headless.classes == () and headless.features(photo).shape == (64,)
   with pytest.raises(ConfigError, match="no head"):
@@ -111,19 +111,19 @@ def broken(model, name, value):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a2_logits_that_are_not_finite_are_an_error_that_names_the_image(model, photo, value):
+def test_error_of_logits_that_are_not_finite_names_the_image(model, photo, value):
   with pytest.raises(ConfigError, match=rf"image {str(photo)!r}: output 'logits' is not finite"):
     broken(model, "head/bias", value).predict([photo])
   with pytest.raises(ConfigError, match="image 'number 0': output 'logits' is not finite"):
     broken(model, "head/bias", value).predict(Image.open(photo))
 
 
-def test_a2_features_that_are_not_finite_are_an_error(model, photo):
+def test_features_that_are_not_finite_are_an_error(model, photo):
   with pytest.raises(ConfigError, match="is not finite"):
     broken(model, "norm/bias", np.inf).features([photo, photo])
 
 
-def test_a2_one_image_that_overflows_finite_weights_is_named_among_others(model):
+def test_one_overflowing_image_is_named_among_others(model):
   grey, white = (np.full((32, 32, 3), value, np.uint8) for value in (127, 255))
   kernel = model.params["embedding/kernel"]
   overflowing = dataclasses.replace(model, params={**model.params, "embedding/kernel": kernel * 2e38})

@@ -1,4 +1,4 @@
-"""One image is prepared as evaluations prepare it."""
+"""Tests that one image is prepared like in evaluations."""
 
 import io
 
@@ -24,7 +24,7 @@ def bound(**args):
   "crop", [{"name": "resize"}, {"name": "centre", "resize": 48}, {"name": "torchvision", "ratio": 0.9}]
 )
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_a_file_has_the_pixels_that_the_stream_of_an_evaluation_gives_it(crop, form):
+def test_pixels_of_a_file_match_the_evaluation_stream(crop, form):
   data, config = encode(picture(90, 120), form), bound(image_size=32, test_crop=crop)
   source = sources.Source("one", "all", ("a",), 1, lambda i: (data, 0), str)
   examples = config.eval_examples(source)
@@ -34,7 +34,7 @@ def test_a_file_has_the_pixels_that_the_stream_of_an_evaluation_gives_it(crop, f
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_photograph_is_turned_upright(orientation):
+def test_photograph_is_rotated_upright(orientation):
   exif = Image.Exif()
   exif[0x0112] = orientation
   data, preparation = encode(picture(90, 120), "PNG", exif=exif), Preparation.of(bound(image_size=32, exif=True))
@@ -42,7 +42,7 @@ def test_a_photograph_is_turned_upright(orientation):
   np.testing.assert_array_equal(preparation.file(data), preparation.pixels(upright))
 
 
-def test_pixels_are_prepared_as_the_file_that_holds_them():
+def test_pixels_are_prepared_like_the_file_that_contains_them():
   preparation, image = Preparation.of(bound(image_size=24)), picture(50, 40)
   np.testing.assert_array_equal(preparation.pixels(image), preparation.file(encode(image)))
   gray = np.stack([image[..., 0]] * 3, axis=-1)
@@ -60,11 +60,11 @@ def test_pixels_are_prepared_as_the_file_that_holds_them():
   ],
   ids=lambda image: f"{image.shape} {image.dtype}",
 )
-def test_other_pixels_are_refused(image):
+def test_unsupported_arrays_are_refused(image):
   with pytest.raises(ImageError, match="an image of shape"):
     Preparation.of(bound(image_size=8, max_pixels=10_000)).pixels(image)
 
 
-def test_the_bounds_of_the_run_hold():
+def test_pixel_limit_of_the_run_applies():
   with pytest.raises(ValueError, match="max_pixels=100"):
     Preparation.of(bound(image_size=8, max_pixels=100)).file(encode(picture()))

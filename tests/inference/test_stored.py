@@ -1,4 +1,4 @@
-"""What weights are used by: images and classes, as a run, a publisher, or nobody says."""
+"""Tests of loaded weights with their preprocessing and classes, from a run, a publisher or the defaults."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from vit_jax.schema import ConfigError
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
-def test_what_transformers_says_of_images_and_classes_is_taken(tmp_path):
+def test_preprocessing_and_classes_of_transformers_are_used(tmp_path):
   labels = {str(i): name for i, name in enumerate(CLASSES)}
   (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}')
   use = stored.load(small_weights.file(tmp_path, id2label=labels))
@@ -21,7 +21,7 @@ def test_what_transformers_says_of_images_and_classes_is_taken(tmp_path):
   assert args["test_crop"].name == "resize"
 
 
-def test_what_timm_says_is_taken_with_its_crop(tmp_path):
+def test_preprocessing_of_timm_is_used_with_its_crop(tmp_path):
   described = {"crop_pct": 0.9, "interpolation": "bilinear", "label_names": list(CLASSES)} | IMAGENET
   use = stored.load(str(small_weights.file(tmp_path, pretrained_cfg=described)))
   assert use.classes == CLASSES
@@ -30,18 +30,18 @@ def test_what_timm_says_is_taken_with_its_crop(tmp_path):
   assert {key: use.data.args[key] for key in IMAGENET} == IMAGENET
 
 
-def test_without_a_word_the_usual_is_taken_and_said(tmp_path):
+def test_missing_preprocessing_uses_the_default_with_a_note(tmp_path):
   use = stored.load(small_weights.file(tmp_path))
   assert use.classes == tuple("0123456") and use.data.args["mean"] == (0.5, 0.5, 0.5)
   assert "mean=(0.5,0.5,0.5)" in use.notes[0] and "docs/models/index.md#images" in use.notes[0]
 
 
-def test_names_that_transformers_makes_up_are_none(tmp_path):
+def test_generated_label_names_of_transformers_are_ignored(tmp_path):
   use = stored.load(small_weights.file(tmp_path, id2label={str(i): f"LABEL_{i}" for i in range(7)}))
   assert use.classes == tuple("0123456")
 
 
-def test_names_of_other_classes_are_not_taken_and_said(tmp_path):
+def test_wrong_number_of_class_names_is_ignored_with_a_note(tmp_path):
   use = stored.load(small_weights.file(tmp_path, id2label={"0": "cat", "1": "dog"}))
   assert use.classes == tuple("0123456")
   assert "there are 2 names for 7 classes; numbers are used instead" in use.notes
@@ -52,31 +52,31 @@ def test_names_of_other_classes_are_not_taken_and_said(tmp_path):
   [{"id2label": {"1": "a"}}, {"id2label": 3}, {"label_names": "abc"}, {"label_names": [1]}, {"crop_pct": 3}],
   ids=str,
 )
-def test_nonsense_is_named(tmp_path, beside):
+def test_invalid_metadata_is_named(tmp_path, beside):
   with pytest.raises(ConfigError, match=rf"config\.json: {next(iter(beside))} is "):
     stored.load(small_weights.file(tmp_path, **beside))
 
 
-def test_another_size_resamples_positions(tmp_path):
+def test_other_image_size_resamples_the_position_table(tmp_path):
   use = stored.load(small_weights.file(tmp_path), image_size=48)
   assert use.description.image_size == use.data.args["image_size"] == 48
   assert use.arrays["position/table"].shape[-2] in (36, 37)
 
 
-def test_a_model_of_oblong_images_asks_for_a_side(tmp_path):
+def test_model_of_rectangular_images_requires_an_image_size(tmp_path):
   path = small_weights.file(tmp_path, described(size=(32, 48)), image_size=[32, 48])
   with pytest.raises(ConfigError, match="--image-size=N"):
     stored.load(path)
   assert stored.load(path, image_size=40).description.image_size == 40
 
 
-def test_an_average_is_required_of_a_file_that_has_none(tmp_path):
+def test_averaged_weights_of_a_file_without_them_are_an_error(tmp_path):
   with pytest.raises(ConfigError, match="the file has no averaged weights"):
     stored.load(small_weights.file(tmp_path), ema=True)
 
 
 @pytest.mark.heavy
-def test_a_workdir_without_a_run_says_what_is_taken_for_granted(tmp_path):
+def test_workdir_without_a_run_notes_its_defaults(tmp_path):
   description = described()
   checkpoints.write_weights(tmp_path / "w", small_weights.arrays(description), {"model": description.to_json()})
   use = stored.load(tmp_path / "w")
@@ -86,7 +86,7 @@ def test_a_workdir_without_a_run_says_what_is_taken_for_granted(tmp_path):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("target", ["w", "a.npz", "a.safetensors", "hub/model.safetensors"])
-def test_what_is_said_goes_wherever_convert_writes(tmp_path, target):
+def test_conversion_keeps_preprocessing_and_classes(tmp_path, target):
   (tmp_path / "in").mkdir()
   (tmp_path / "hub").mkdir()
   said = {"crop_pct": 0.9, "interpolation": "bicubic", "label_names": list(CLASSES)} | IMAGENET
