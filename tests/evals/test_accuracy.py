@@ -1,4 +1,4 @@
-"""Exact evaluation: padded rows never count, and neither batch size nor devices change a figure."""
+"""Tests of exact evaluation: padding never counts, and batch size and devices do not change any figure."""
 
 import types
 
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.heavy
 
 
 def source(length, classes, labels=1):
-  """A split without images."""
+  """Returns a split without images."""
   names = tuple(map(str, range(classes)))
   return sources.Source("made", "test", names, length, lambda i: (b"", 0), str, labels)
 
 
 def subject(found, classes, batches, names=None):
-  """A model that says what `found` {name: rows} holds, over batches of row numbers."""
+  """Returns a model with the outputs `found` {name: rows}, over batches of row numbers."""
   return types.SimpleNamespace(
     predictions=lambda data, logits, classes=None: (
       lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()}
@@ -58,7 +58,7 @@ def test_padding_does_not_count_and_every_batch_is_polled():
   assert len(polls) == 3
 
 
-def test_several_labels_may_be_right():
+def test_any_of_several_labels_may_be_right():
   label = np.array([[0, 2, -1], [1, -1, -1], [3, 4, 5], [-1, -1, -1]])
   best = np.array([[2, 1], [0, 1], [6, 0], [0, 1]])
   mask = np.array([1.0, 1, 1, 0])
@@ -81,7 +81,7 @@ def test_images_without_any_label_are_not_scored():
 
 @pytest.mark.parametrize(("classes", "way"), [("all", "1000_way_"), ("subset", "200_way_")])
 @pytest.mark.parametrize("name", ["imagenet_a", "imagenet_r"])
-def test_the_name_of_a_figure_says_which_logits_compete(name, classes, way):
+def test_names_of_figures_contain_the_number_of_competing_logits(name, classes, way):
   asked = []
   rows = {"label": np.array([6, 11]), "best": np.array([[6], [13]]), "loss": np.zeros(2), "confidence": np.ones(2)}
   model = subject(rows | {"valid": np.ones(2)}, 1000, [{"row": np.arange(2)}])
@@ -108,14 +108,14 @@ def test_batch_size_and_devices_change_no_figure(reference, devices, batch):
   shardings = jax.tree.map(lambda s: s.sharding, parts.state_shapes.params)
   found = dict(parts.evals["test"].measure(jax.device_put(params, shardings), lambda: None).figures)
   assert found["images"] == 360
-  # What is computed in float32 may differ in the last bits; what is counted may not.
+  # Figures computed in float32 may differ in the last bits. Counted figures may not.
   rounded = np.array([found.pop("loss"), found.pop("calibration_error")])
   first = seen.setdefault("rounded", rounded), seen.setdefault("figures", found)
   np.testing.assert_allclose(rounded, first[0], atol=1e-6)
   assert found == first[1]
 
 
-def test_any_split_of_the_data_can_be_measured_and_logits_are_kept_when_asked_for(reference):
+def test_any_split_can_be_evaluated_and_logits_are_kept_on_request(reference):
   run = runs.run(evals__test__split="train[:100]", evals__test__logits="true")
   parts = build.build(run, jax.devices()[:1])
   figures, (images, predictions, _) = parts.evals["test"].measure(reference[0], lambda: None)
@@ -126,8 +126,8 @@ def test_any_split_of_the_data_can_be_measured_and_logits_are_kept_when_asked_fo
   np.testing.assert_allclose(predictions.confidence, odds.max(1) / odds.sum(1), rtol=1e-5)
 
 
-def test_images_of_several_labels_get_average_precision(reference):
-  """The digits, each also said to be one more, modulo ten."""
+def test_images_with_several_labels_have_an_average_precision(reference):
+  """Uses the digits with two labels each: the digit, and the digit plus one modulo ten."""
 
   def listed(choice, split):
     found = catalog.open_split(choice, split)
@@ -144,7 +144,7 @@ def test_images_of_several_labels_get_average_precision(reference):
   assert figures["recall_macro"] == figures["mean_per_class"]
 
 
-def test_another_dataset_with_the_same_classes_is_measured_beside_the_runs_own():
+def test_another_dataset_with_the_same_classes_is_evaluated():
   other = {"name": "digits", "test": "train[:50]"}
   run = runs.run()
   choice = schema.Choice("accuracy", {"data": schema.Choice("digits", {"test": "train[:50]"})})
@@ -198,7 +198,7 @@ def test_other_classes_and_other_sizes_are_refused():
     ({"classes": "subset"}, "classes", "'subset' is not defined for digits, which contains all classes. Use 'all'"),
   ],
 )
-def test_a_mistake_in_an_evaluation_names_its_own_place(choice, place, message):
+def test_error_in_an_evaluation_names_its_key(choice, place, message):
   with pytest.raises(schema.ConfigError) as caught:
     run = runs.changed(runs.run(), evals={"it": schema.Choice("accuracy", choice)})
     build.build(build.complete(run), jax.devices()[:1])
@@ -207,7 +207,7 @@ def test_a_mistake_in_an_evaluation_names_its_own_place(choice, place, message):
 
 
 @pytest.mark.parametrize("total", [1, 10, 100, 10_000])
-def test_a_run_of_any_length_evaluates_a_handful_of_times_unless_it_says_more(total):
+def test_default_interval_gives_at_most_five_evaluations(total):
   def steps_of(duration):
     return duration.steps(1, 1, total)
 
@@ -216,7 +216,7 @@ def test_a_run_of_any_length_evaluates_a_handful_of_times_unless_it_says_more(to
   assert evals.interval(steps_of, every=schema.Duration("1%")) == max(1, total // 100)
 
 
-def test_g13_classes_at_other_positions_than_in_training_are_refused():
+def test_classes_at_other_positions_than_in_training_are_refused():
   found = {"label": np.zeros(1, np.int64)}
   with pytest.raises(schema.ConfigError, match=r"at other positions .*'2' is number 1 and 2, '1' is number 2 and 1"):
     evals.accuracy(subject(found, 3, [], names=("0", "2", "1")))

@@ -1,4 +1,4 @@
-"""Dense probes against scikit-learn's on all pixels, PyTorch's scaling and counting pixel by pixel."""
+"""Tests of dense probes against scikit-learn on all pixels, PyTorch's scaling, and counts by pixel."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from vit_jax.training import build, loop, probe_setup
 pytestmark = pytest.mark.heavy
 
 CLASSES, SIZE, SIDE = 8, 32, 4
-TRAIN, TEST = 30, 13  # images; batches of 8, so that the last is padded
+TRAIN, TEST = 30, 13  # images; with batches of 8, the last batch is padded
 DESCRIPTION = models.Description(
   Choice("ViT-Ti/8", {"width": 16, "depth": 1, "heads": 2, "hidden": 16, "registers": 2}), SIZE, 3
 )
@@ -32,7 +32,7 @@ DESCRIPTION = models.Description(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-  """Scenes, in whose masks some pixels are of no class."""
+  """Returns a folder of scenes with masks in which some pixels have no class."""
   root = tmp_path_factory.mktemp("scenes")
   for split, numbers in (("train", range(TRAIN)), ("test", range(TRAIN, TRAIN + TEST))):
     for name in ("images", "masks"):
@@ -70,7 +70,7 @@ def outcome(weights, folder):
 
 
 def by_hand(folder, split, weights):
-  """(tokens [N, P, P, D], masks [N, S, S]) of a split, image by image."""
+  """Computes (tokens [N, P, P, D], masks [N, S, S]) of a split, image by image."""
   description, arrays = weights
   headless = {path: array for path, array in arrays.items() if "head" not in path.split("/")[0]}
   model = models.functional(description.replace(classes=0)).create(headless)
@@ -84,7 +84,7 @@ def by_hand(folder, split, weights):
 
 
 @pytest.mark.parametrize("probe", ["logistic", "ridge"])
-def test_the_probe_is_that_of_all_pixels_by_the_tokens_of_their_patches(weights, folder, outcome, probe):
+def test_probe_matches_a_fit_to_all_pixels_by_their_patch_tokens(weights, folder, outcome, probe):
   outcome = outcome if probe == "logistic" else measured(weights, folder=folder, probe={"name": probe})
   torch = pytest.importorskip("torch")
   (tokens, truth), (test_tokens, test_truth) = (by_hand(folder, split, weights) for split in ("train", "test"))
@@ -92,7 +92,7 @@ def test_the_probe_is_that_of_all_pixels_by_the_tokens_of_their_patches(weights,
   rows = tokens.repeat(patch, 1).repeat(patch, 2).astype(np.float64)[truth < CLASSES]
   labels = truth[truth < CLASSES]
   mean, deviation = rows.mean(0), rows.std(0) + 1e-5
-  # Pixels of one patch and one class are equal rows, which count as often as they occur.
+  # Pixels of one patch and one class are equal rows, weighted by their count.
   different, times = np.unique(np.column_stack([rows, labels]), axis=0, return_counts=True)
   rows, labels, each = different[:, :-1], different[:, -1].astype(int), times / patch**2
   x = np.concatenate([(rows - mean) / deviation, np.full((len(rows), 1), 100.0)], 1)
@@ -126,13 +126,13 @@ def test_the_probe_is_that_of_all_pixels_by_the_tokens_of_their_patches(weights,
 
 
 @pytest.mark.parametrize(("devices", "batch"), [(8, 8), (4, 20), (2, 64)])
-def test_devices_and_batch_change_nothing(weights, folder, outcome, devices, batch):
+def test_devices_and_batch_change_no_figure(weights, folder, outcome, devices, batch):
   found = measured(weights, devices, folder=folder, batch=batch)
   assert np.abs(found.details.pixels - outcome.details.pixels).sum() < 0.002 * outcome.details.pixels.sum()
   assert found.figures == pytest.approx(outcome.figures, abs=2e-3)
 
 
-def test_of_more_patches_than_are_wanted_each_image_gives_some_at_random(weights, folder, outcome, monkeypatch):
+def test_surplus_patches_are_sampled_from_each_image(weights, folder, outcome, monkeypatch):
   taken = []
 
   real = probes.ridge_of_shares
@@ -153,10 +153,10 @@ def test_of_more_patches_than_are_wanted_each_image_gives_some_at_random(weights
 
 
 @pytest.mark.parametrize(("side", "size"), [(2, 8), (4, 32), (5, 16), (7, 7)])
-def test_scores_are_scaled_as_pytorch_does_and_the_first_of_equals_is_best(side, size):
+def test_scores_are_scaled_like_pytorch_and_ties_choose_the_first(side, size):
   torch = pytest.importorskip("torch")
   scores = np.random.default_rng(0).standard_normal((5, 3, side, side)).astype(np.float32)
-  scores[3] = scores[1]  # which therefore never wins
+  scores[3] = scores[1]  # class 3 therefore never wins
   large = torch.nn.functional.interpolate(
     torch.from_numpy(scores), (size, size), mode="bilinear", align_corners=False
   ).numpy()
@@ -166,12 +166,12 @@ def test_scores_are_scaled_as_pytorch_does_and_the_first_of_equals_is_best(side,
   assert best.dtype == np.uint8 and 3 not in best
 
 
-def test_intersections_and_unions_are_those_of_sets_of_pixels():
+def test_intersections_and_unions_match_sets_of_pixels():
   draw = np.random.default_rng(0)
   truth, predicted = draw.integers(0, 5, (2, 6, 20))
   truth[truth == 4] = masks.NONE
   predicted[predicted == 2] = 0
-  truth[truth == 2] = 1  # class 2 is neither there nor predicted
+  truth[truth == 2] = 1  # class 2 neither occurs nor is predicted
   pixels = count_confusion(truth, predicted, 5)
   for number, iou in enumerate(intersection_over_union(pixels)):
     places = [
@@ -182,7 +182,7 @@ def test_intersections_and_unions_are_those_of_sets_of_pixels():
     assert iou == pytest.approx(len(places[0] & places[1]) / len(either)) if either else np.isnan(iou)
 
 
-def test_a_bad_mask_is_named_or_left_out(weights, folder, tmp_path):
+def test_bad_mask_is_named_or_skipped(weights, folder, tmp_path):
   shutil.copytree(folder, tmp_path / "bad")
   file = tmp_path / "bad/masks/test/033.png"
   file.write_bytes(file.read_bytes()[:40])
@@ -208,7 +208,7 @@ def test_a_bad_mask_is_named_or_left_out(weights, folder, tmp_path):
     ({"batch": 15}, r"config.evals.it.batch: 15 cannot be divided over 2 devices"),
   ],
 )
-def test_what_cannot_be_measured_is_refused(weights, folder, changes, says):
+def test_invalid_configuration_is_refused(weights, folder, changes, says):
   prepare_dataset("digits")
   given = wanted(folder)
   if changes.get("data", {}).get("name") == "digits":
@@ -221,7 +221,7 @@ def test_what_cannot_be_measured_is_refused(weights, folder, changes, says):
     probe_setup.build(given, *weights, jax.devices()[:2])
 
 
-def test_masks_of_one_class_alone_are_refused(weights, folder, tmp_path):
+def test_masks_with_only_one_class_are_refused(weights, folder, tmp_path):
   shutil.copytree(folder, tmp_path / "one")
   for file in (tmp_path / "one/masks/train").iterdir():
     file.write_bytes(scenes.encode_png(np.full((64, 64), 3, np.uint8)).getvalue())
@@ -238,7 +238,7 @@ def test_masks_of_one_class_alone_are_refused(weights, folder, tmp_path):
     ("test", r"config.evals.it.test: its masks contain no pixel of a class. Use another split"),
   ],
 )
-def test_masks_of_no_class_are_refused(weights, folder, tmp_path, split, says):
+def test_masks_without_a_class_are_refused(weights, folder, tmp_path, split, says):
   shutil.copytree(folder, tmp_path / "void")
   for file in (tmp_path / "void/masks" / split).iterdir():
     file.write_bytes(scenes.encode_png(np.full((64, 64), 255, np.uint8)).getvalue())
@@ -247,7 +247,7 @@ def test_masks_of_no_class_are_refused(weights, folder, tmp_path, split, says):
 
 
 def evaluated(folder):
-  """The shrunk run on digits, measured on scenes every third step."""
+  """Returns a small run on digits that is evaluated on scenes every third step."""
   data = Choice("segmentation", {"path": str(folder), "classes": CLASSES})
   choice = Choice("dense", {"data": data, "every": "3"})
   run = build.complete(runs.changed(runs.run(total="9"), evals={"scenes": choice}))
@@ -255,7 +255,7 @@ def evaluated(folder):
 
 
 @pytest.mark.long
-def test_a_run_is_measured_while_it_trains_and_goes_on_where_it_died(folder, tmp_path):
+def test_evaluations_during_training_are_equal_after_a_restart(folder, tmp_path):
   prepare_dataset("digits")
   parts = evaluated(folder)
   whole = loop.train(parts, tmp_path / "whole")
@@ -269,7 +269,7 @@ def test_a_run_is_measured_while_it_trains_and_goes_on_where_it_died(folder, tmp
 
 
 @pytest.mark.long
-def test_two_processes_measure_what_one_does_and_end_together_for_a_bad_mask(weights, folder, tmp_path):
+def test_two_processes_match_one_and_stop_together_at_a_bad_mask(weights, folder, tmp_path):
   prepare_dataset("digits")
   loop.train(runs.parts(1, total=2), tmp_path / "run")
   shutil.copytree(folder, tmp_path / "bad")
@@ -295,7 +295,7 @@ def test_two_processes_measure_what_one_does_and_end_together_for_a_bad_mask(wei
     assert "its mask is not valid" in runs.finish(process, 2)
 
 
-def test_a2_tokens_that_are_not_finite_are_an_error(weights, folder):
+def test_tokens_that_are_not_finite_are_an_error(weights, folder):
   description, arrays = weights
   broken = arrays | {"norm/bias": np.full_like(arrays["norm/bias"], np.inf)}
   with pytest.raises(ConfigError, match=r"config\.evals\.it: image '.*': output 'tokens' is not finite"):

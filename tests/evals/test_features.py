@@ -1,4 +1,7 @@
-"""Features of records: each computed once, kept under what they depend on, made anew when the file is damaged."""
+"""Tests of cached features.
+
+Each feature is computed once and cached by its dependencies. A damaged file is rebuilt.
+"""
 
 import contextlib
 import dataclasses
@@ -22,7 +25,10 @@ DATA = EvalData("made", {"image_size": 8, "test_crop": Choice("resize"), "mean":
 
 
 class Model:
-  """Features of a record: its number and its square. Counts what it computes; record 13 cannot be decoded."""
+  """A model with features of a record: its number and its square.
+
+  It records the computed images. Record 13 cannot be decoded.
+  """
 
   def __init__(self):
     self.computed = []
@@ -53,7 +59,7 @@ def extracted(model, wanted, file, size=8):
 
 
 @pytest.mark.parametrize("size", [3, 8, 64])
-def test_each_image_is_computed_once_and_an_undecodable_one_is_omitted(size):
+def test_each_image_is_computed_once_and_an_unreadable_one_is_omitted(size):
   model = Model()
   position, found = extracted(model, [2, 13, 14, 40], None, size)
   np.testing.assert_array_equal(position, [2, 14, 40])
@@ -61,7 +67,7 @@ def test_each_image_is_computed_once_and_an_undecodable_one_is_omitted(size):
   assert sorted(model.computed) == [2, 14, 40]
 
 
-def test_only_what_the_file_lacks_is_computed(tmp_path):
+def test_only_missing_features_are_computed(tmp_path):
   file = tmp_path / "new" / "features.npz"
   model = Model()
   extracted(model, [5, 7, 30], file)
@@ -75,7 +81,7 @@ def test_only_what_the_file_lacks_is_computed(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no archive", None])
-def test_a_damaged_file_is_said_and_made_anew(tmp_path, damage, caplog):
+def test_damaged_file_is_reported_and_rebuilt(tmp_path, damage, caplog):
   file, model = tmp_path / "features.npz", Model()
   extracted(model, [5, 7], file)
   file.write_bytes(file.read_bytes()[:-40] if damage is None else damage)
@@ -87,7 +93,7 @@ def test_a_damaged_file_is_said_and_made_anew(tmp_path, damage, caplog):
   assert len(model.computed) == 4
 
 
-def test_g_a_file_in_which_a_name_occurs_twice_is_made_anew(tmp_path, caplog):
+def test_file_with_a_repeated_name_is_rebuilt(tmp_path, caplog):
   file, model = tmp_path / "features.npz", Model()
   extracted(model, [5], file)
   archive_files.repeat(file, "features")
@@ -95,7 +101,7 @@ def test_g_a_file_in_which_a_name_occurs_twice_is_made_anew(tmp_path, caplog):
   assert "two members are named 'features'" in caplog.text and model.computed == [5, 5]
 
 
-def test_arrays_that_are_pickled_are_not_loaded(tmp_path, caplog):
+def test_pickled_arrays_are_not_loaded(tmp_path, caplog):
   file, model = tmp_path / "features.npz", Model()
   np.savez(file, position=np.array([5]), features=np.array([{"a": 1}]))
   extracted(model, [5], file)
@@ -103,14 +109,14 @@ def test_arrays_that_are_pickled_are_not_loaded(tmp_path, caplog):
   assert model.computed == [5]
 
 
-def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path, caplog):
+def test_unwritable_folder_only_disables_the_cache(tmp_path, caplog):
   (tmp_path / "file").write_text("")
   _, found = extracted(Model(), [5], tmp_path / "file" / "features.npz")
   assert found.tolist() == [[5, 25]]
   assert "cannot be stored" in caplog.text
 
 
-def test_g7_features_of_a_replaced_image_of_equal_size_and_time_are_computed_again(tmp_path):
+def test_features_of_a_replaced_image_are_computed_again(tmp_path):
   file = tmp_path / "1.jpg"
   file.write_bytes(b"one")
   source = dataclasses.replace(SOURCE, files=lambda: [str(file)])
@@ -121,7 +127,7 @@ def test_g7_features_of_a_replaced_image_of_equal_size_and_time_are_computed_aga
   assert features.find_cache_file("a", DATA, source) != before
 
 
-def test_the_name_follows_from_all_that_features_depend_on_and_nothing_else(tmp_path, monkeypatch):
+def test_cache_name_depends_on_exactly_the_inputs_of_features(tmp_path, monkeypatch):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
   def name(model="a", source=SOURCE, kind="head", **changes):

@@ -1,4 +1,4 @@
-"""Few-shot probes as an evaluation: against least squares on features of the model called by hand."""
+"""Tests of few-shot probes as an evaluation, against least squares on features computed by calling the model."""
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ def wanted(**changes):
 
 @pytest.fixture(scope="module")
 def weights():
-  """A narrow CCT with parameters as they are drawn."""
+  """Returns a narrow CCT with its initial parameters."""
   prepare_dataset("digits")
   run = runs.run()
   description = models.Description(run.model, 32, 10)
@@ -43,7 +43,7 @@ def outcome(weights):
 
 
 def by_hand(weights, split, mean=False):
-  """Features, or means of patches, and labels of the digits of a split, image by image."""
+  """Computes the features, or means of patches, and the labels of a split of the digits."""
   description, arrays = weights
   source = catalog.open_split(Choice("digits"), split)
   headless = {path: array for path, array in arrays.items() if "head" not in path}
@@ -57,7 +57,7 @@ def by_hand(weights, split, mean=False):
   return np.asarray(output.tokens.mean(1) if mean else output.features), np.array(labels)
 
 
-def test_figures_are_those_of_features_and_draws_made_by_hand(weights, outcome):
+def test_figures_match_features_and_draws_computed_separately(weights, outcome):
   (x, labels), (test_x, truth) = (by_hand(weights, split) for split in ("train[:300]", "test[:96]"))
   for k in SHOTS:
     scores = []
@@ -67,7 +67,7 @@ def test_figures_are_those_of_features_and_draws_made_by_hand(weights, outcome):
         rows += rng.permutation(np.flatnonzero(labels == label))[:k].tolist()
       (probe,) = probes.fit_ridge(x[rows], labels[rows], 10)
       scores.append(np.mean(probes.compute_scores(probe, test_x).argmax(1) == truth))
-    # An image on the border between two classes may fall to either side.
+    # An image on the border between two classes may be assigned to either.
     assert outcome.figures[f"ridge_{k}shot"] == pytest.approx(np.mean(scores), abs=1.5 / 96)
     if np.mean(scores) == outcome.figures[f"ridge_{k}shot"]:
       assert outcome.figures[f"ridge_{k}shot_std"] == pytest.approx(np.std(scores, ddof=1))
@@ -85,12 +85,12 @@ def test_devices_and_batch_change_no_draw(weights, outcome, devices, batch):
   for one, other in zip(found.details.episodes, outcome.details.episodes, strict=True):
     assert one[:5] == other[:5]
     assert np.mean(one.predicted != other.predicted) < 0.02
-  # Only the drawn images of the 300 pass the model, once each, and every test image.
+  # Only the drawn images of the 300 and all test images pass through the model, once each.
   drawn = len(np.unique(np.concatenate(list(found.details.drawn.values()))))
   assert len(polls) == -(-drawn // batch) + -(-96 // batch)
 
 
-def test_as_an_evaluation_of_a_run_it_gives_the_same(weights, outcome):
+def test_evaluation_of_a_run_gives_the_same_figures(weights, outcome):
   choice = Choice("fewshot", {"shots": SHOTS, "seeds": SEEDS, "train": "train[:300]", "test": "test[:96]"})
   run = build.complete(runs.changed(runs.run(), evals={"shots": choice}))
   parts = build.build(run, jax.devices()[:1])
@@ -100,7 +100,7 @@ def test_as_an_evaluation_of_a_run_it_gives_the_same(weights, outcome):
 
 
 @pytest.mark.parametrize("name", ["ridge", "knn", "logistic"])
-def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
+def test_best_setting_on_held_out_shots_is_selected(weights, name):
   grid = {"ridge": "l2", "knn": "neighbours", "logistic": "l2"}[name]
   values = (1, 30) if name == "knn" else (1e9, 1.0)
   settings = {}
@@ -113,7 +113,7 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
   assert chosen.setting in values
   np.testing.assert_array_equal(chosen.predicted, settings[(chosen.setting,)].predicted)
   if name != "knn":
-    assert chosen.setting == 1.0  # the other penalty leaves nothing of the features
+    assert chosen.setting == 1.0  # the other penalty removes all influence of the features
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_of_several_settings_the_best_on_held_out_shots_is_taken(weights, name):
     ({"batch": 15}, r"config.evals.digits.batch: 15 cannot be divided over 2 devices"),
   ],
 )
-def test_what_cannot_be_measured_is_refused(weights, changes, says):
+def test_invalid_configuration_is_refused(weights, changes, says):
   with pytest.raises(ConfigError, match=says):
     probe_setup.build(wanted(**changes), *weights, jax.devices()[:2])
 
 
-def test_more_neighbours_than_images_are_said(weights):
+def test_more_neighbours_than_images_are_noted(weights):
   probes = {f"knn{count}": {"name": "knn", "neighbours": (count,)} for count in (5, 10, 11, 90)}
   measured = probe_setup.build(wanted(probes=probes, seeds=(0,)), *weights, jax.devices()[:1])
   notes = measured.evals["digits"](measured.params, lambda: None).details.notes
@@ -147,7 +147,7 @@ def test_more_neighbours_than_images_are_said(weights):
 
 
 @pytest.mark.parametrize("name", ["ridge", "knn", "logistic"])
-def test_features_that_are_not_finite_are_refused_whatever_the_probe(weights, name):
+def test_features_that_are_not_finite_are_refused_for_every_probe(weights, name):
   description, arrays = weights
   path = next(path for path in arrays if path.endswith("kernel"))
   broken = arrays | {path: np.full_like(arrays[path], np.nan)}
@@ -167,7 +167,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("probe", WHOLE)
-def test_from_all_images_a_probe_is_fitted_once_to_what_is_not_held_out(weights, probe):
+def test_probe_on_all_images_is_fitted_once_without_the_held_out(weights, probe):
   given = wanted(shots="all", probes={"it": WHOLE[probe]}, held_out=4, features="patches")
   found = probe_setup.build(given, *weights, jax.devices()[:2])
   found = found.evals["digits"](found.params, lambda: None)
@@ -204,7 +204,7 @@ def test_from_all_images_a_probe_is_fitted_once_to_what_is_not_held_out(weights,
   assert found.figures["it_all"] == pytest.approx(np.mean(expected == truth), abs=0.03)
 
 
-def test_nothing_left_to_choose_on_is_refused(weights):
+def test_shots_without_held_out_images_are_refused(weights):
   given = wanted(shots=(300,), probes={"a": {"name": "ridge", "l2": (1.0, 2.0)}})
   measured = probe_setup.build(given, *weights, jax.devices()[:1])
   with pytest.raises(ConfigError, match=r"evals.digits: no class has 301 images"):

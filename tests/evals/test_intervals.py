@@ -1,4 +1,4 @@
-"""Intervals against SciPy's, a published example and plain loops."""
+"""Tests of intervals against SciPy, a published example and plain loops."""
 
 import math
 
@@ -11,21 +11,21 @@ from vit_jax.evals import intervals, metrics
 
 
 @pytest.mark.parametrize(("right", "count"), [(358, 360), (0, 5), (5, 5), (1, 1), (67, 67), (31_415, 50_000)])
-def test_e1_intervals_of_proportions_are_those_of_scipy(right, count):
+def test_intervals_of_proportions_match_scipy(right, count):
   expected = stats.binomtest(right, count).proportion_ci(0.95, method="wilson")
   assert intervals.compute_wilson_interval(right / count, count) == pytest.approx(
     (expected.low, expected.high), abs=1e-12
   )
 
 
-def test_e1_the_difference_of_two_proportions_is_newcombes_published_example():
+def test_difference_of_proportions_matches_newcombe_s_example():
   # Newcombe 1998, table II, contrast (a), method 10: 56/70 - 48/80.
   assert intervals.compute_difference_interval(56 / 70, 70, 48 / 80, 80) == pytest.approx((0.0524, 0.3339), abs=5e-5)
   low, high = intervals.compute_difference_interval(1.0, 10, 0.0, 20)  # contrast (g)
   assert (low, high) == pytest.approx((0.6791, 1.0), abs=5e-5)
 
 
-def test_e7_the_difference_of_means_is_welchs():
+def test_difference_of_means_matches_welch():
   one, other = [0.91, 0.93, 0.90], [0.85, 0.89, 0.84, 0.88]
   expected = stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
   assert intervals.compute_welch_interval(one, other) == pytest.approx((expected.low, expected.high), abs=1e-12)
@@ -33,12 +33,12 @@ def test_e7_the_difference_of_means_is_welchs():
 
 
 def all_right(images=67, classes=4):
-  """Predictions of which none is wrong."""
+  """Returns predictions that are all right."""
   predictions = made.drawn(0, images, classes, classes)
   return predictions._replace(label=predictions.best[:, 0])
 
 
-def test_e1_images_that_are_all_right_claim_no_certainty():
+def test_images_that_are_all_right_have_an_interval_of_positive_width():
   bounds = metrics.compute_intervals(all_right(), 4, resamples=50)
   for name in ("top1", "top5", "recall_weighted"):
     expected = stats.binomtest(67, 67).proportion_ci(0.95, method="wilson")
@@ -47,7 +47,7 @@ def test_e1_images_that_are_all_right_claim_no_certainty():
   assert all(low < high for low, high in bounds.values())
 
 
-def test_e1_images_that_are_all_wrong_claim_no_certainty():
+def test_images_that_are_all_wrong_have_an_interval_of_positive_width():
   predictions = made.drawn(0, 40, 8, 8)
   wrong = predictions._replace(label=np.array([(set(range(8)) - set(row)).pop() for row in predictions.best.tolist()]))
   bounds = metrics.compute_intervals(wrong, 8, resamples=50)
@@ -55,7 +55,7 @@ def test_e1_images_that_are_all_wrong_claim_no_certainty():
   assert bounds["top1"] == bounds["top5"] == pytest.approx((0.0, expected.high), abs=1e-12)
 
 
-def test_e1_a_bootstrap_that_never_varies_has_no_interval():
+def test_bootstrap_without_variation_has_no_interval():
   def measure(weights):
     return {"same": 1.0, "mean": float(np.average([0.0, 1.0, 0.0], weights=weights)), "infinite": math.inf}
 
@@ -64,7 +64,7 @@ def test_e1_a_bootstrap_that_never_varies_has_no_interval():
   assert intervals.bootstrap(measure, 0) == {}
 
 
-def test_e1_every_proportion_of_a_result_has_the_interval_of_its_own_images():
+def test_every_proportion_uses_the_number_of_its_own_images():
   figures = {
     "top1": 1.0, "loss": 0.2, "images": 67, "val/top1": 0.5, "val/ema_top5": 0.75, "val/images": 20,
     "mean_per_class": 1.0, "digits/knn_all": 0.9, "digits/ridge_5shot": 0.8, "digits/ridge_5shot_std": 0.01,

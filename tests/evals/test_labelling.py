@@ -1,4 +1,4 @@
-"""Labels that a teacher writes: those of its predictions one by one, the same bytes after any kill."""
+"""Tests of labels written by a teacher: they match its predictions, and a restart after a kill gives the same bytes."""
 
 import dataclasses
 
@@ -21,12 +21,12 @@ SPLIT = "train[:70]"
 
 
 class Killed(Exception):
-  """What ends a run from outside."""
+  """An interruption of a run from outside."""
 
 
 @pytest.fixture(scope="module")
 def teacher():
-  """(subject, parameters) of an untrained model."""
+  """Returns (subject, parameters) of an untrained model."""
   prepare_dataset("digits")
   made = build.build(runs.run(), jax.devices())
   return EvalContext(
@@ -35,7 +35,10 @@ def teacher():
 
 
 def written(teacher, folder, soft=True, params=None, split=SPLIT, poll=lambda: None):
-  """(how many were made, their plan), in files of 20, which no batch of 16 ends with."""
+  """Writes labels in files of 20, and returns (number of labels, plan).
+
+  Files of 20 images do not end with a batch of 16.
+  """
   subject, own = teacher
   source = subject.source(None, split)
   plan = labelling.create_plan(subject, None, {"name": "digits"}, source, source.classes, params or own, soft)
@@ -60,13 +63,13 @@ def test_labels_are_the_predictions_of_each_image(teacher, tmp_path, soft):
 
 
 @pytest.mark.long
-def test_a_kill_costs_a_shard_and_no_bit(teacher, tmp_path):
+def test_restart_after_a_kill_gives_the_same_bytes(teacher, tmp_path):
   whole, _ = written(teacher, tmp_path / "whole")
   calls = []
 
   def poll():
     calls.append(1)
-    if len(calls) == 4:  # 64 images are computed, of which 60 make three files
+    if len(calls) == 4:  # 64 images are computed, 60 of them in three files
       raise Killed
 
   with pytest.raises(Killed):
@@ -82,7 +85,7 @@ def test_a_kill_costs_a_shard_and_no_bit(teacher, tmp_path):
   assert written(teacher, tmp_path / "again")[0] == 0
 
 
-def test_a_students_data_are_opened_again_for_labelling():
+def test_labelling_opens_the_unlabelled_data_of_a_student():
   labelled = catalog.READERS["digits"]
   digits = schema.bind(Choice("digits"), (labelled,))
   student = Choice("pseudo_labelled", {"path": "x", "labelled": digits})
@@ -95,7 +98,7 @@ def test_a_students_data_are_opened_again_for_labelling():
     labelling.describe_origin(Choice("mixture", {}))
 
 
-def test_files_by_another_teacher_are_made_again(teacher, tmp_path):
+def test_shards_of_another_teacher_are_written_again(teacher, tmp_path):
   _, plan = written(teacher, tmp_path)
   before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
   name, records = next(plan.shards())
@@ -105,7 +108,7 @@ def test_files_by_another_teacher_are_made_again(teacher, tmp_path):
   assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
 
-def test_labels_of_something_else_are_not_written_over(teacher, tmp_path):
+def test_labels_of_another_plan_are_not_overwritten(teacher, tmp_path):
   written(teacher, tmp_path)
   before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
   other = {path: value + 1 for path, value in teacher[1].items()}
@@ -119,7 +122,7 @@ def test_labels_of_something_else_are_not_written_over(teacher, tmp_path):
   assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
 
-def test_a2_a_teacher_whose_logits_are_not_finite_writes_no_labels(teacher, tmp_path):
+def test_teacher_with_logits_that_are_not_finite_writes_no_labels(teacher, tmp_path):
   params = {**teacher[1], "head/bias": teacher[1]["head/bias"].at[2].set(np.inf)}
   with pytest.raises(ConfigError, match=r"image .*: output .logits. is not finite"):
     written(teacher, tmp_path / "l", params=params)

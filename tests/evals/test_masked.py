@@ -1,4 +1,4 @@
-"""What is measured of masked patches, beside the mean over single images."""
+"""Tests of the metrics of masked patches, against the mean over single images."""
 
 import contextlib
 
@@ -28,7 +28,7 @@ def parts(name, **changes):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_figures_are_the_means_over_images_one_by_one(name):
+def test_figures_are_the_means_over_single_images(name):
   made = parts(name, evals__test__split="test[:40]", evals__test__batch=16)  # the last batch is padded
   params = made.init().params
   figures = made.evals["test"].measure(params, lambda: None).figures
@@ -44,14 +44,14 @@ def test_figures_are_the_means_over_images_one_by_one(name):
   assert set(figures) == {"loss", TASKS[name], "images"} <= set(evals.list_figure_names(made.run.evals["test"]))
 
 
-def test_a_model_of_classes_has_nothing_masked():
+def test_masked_evaluation_of_a_classifier_is_refused():
   prepare_dataset("digits")
   with pytest.raises(ConfigError, match=r"config\.evals\.test\.name.*does not mask patches. Use 'accuracy'"):
     build.build(runs.run(**SMALL, evals__test__name="masked"), jax.devices())
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a2_predictions_of_patches_that_are_not_finite_are_an_error(name):
+def test_patch_predictions_that_are_not_finite_are_an_error(name):
   made = parts(name, evals__test__split="test[:16]", evals__test__batch=16)
   params = made.init().params
   params["norm/bias"] = params["norm/bias"] * np.nan

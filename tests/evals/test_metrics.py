@@ -1,4 +1,4 @@
-"""Figures against scikit-learn and plain loops, intervals against a slow bootstrap."""
+"""Tests of figures against scikit-learn and plain loops, and of intervals against a slow bootstrap."""
 
 import math
 
@@ -15,7 +15,7 @@ CLOSE = dict(rel=0, abs=1e-12)
 
 
 def classification(true, guess):
-  """Precision, recall and F1 as scikit-learn averages them."""
+  """Returns precision, recall and F1 in the averages of scikit-learn."""
   averages = {}
   for average in ("weighted", "macro"):
     values = sklearn.metrics.precision_recall_fscore_support(true, guess, average=average, zero_division=0)
@@ -24,7 +24,7 @@ def classification(true, guess):
 
 
 def indicators(sets, classes):
-  """[N, V] of 0 and 1 from the classes of each image."""
+  """Returns an indicator matrix [N, V] from the classes of each image."""
   matrix = np.zeros((len(sets), classes), int)
   for row, members in zip(matrix, sets, strict=True):
     row[list(members)] = 1
@@ -32,7 +32,7 @@ def indicators(sets, classes):
 
 
 def calibration_error(right, confidence):
-  """Guo et al. 2017, eq. 3, bin by bin."""
+  """Computes equation 3 of Guo et al. 2017, bin by bin."""
   error = 0.0
   for i in range(15):
     held = [j for j, c in enumerate(confidence.tolist()) if i / 15 < c <= (i + 1) / 15]
@@ -47,7 +47,7 @@ def calibration_error(right, confidence):
 @pytest.mark.filterwarnings("ignore:The number of unique classes")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("images", "classes", "present"), SHAPES)
-def test_figures_equal_scikit_learn(seed, images, classes, present):
+def test_figures_match_scikit_learn(seed, images, classes, present):
   predictions = drawn(seed, images, classes, present)
   label, guess = predictions.label, predictions.best[:, 0]
   scores = np.zeros((images, classes))
@@ -68,11 +68,11 @@ def test_figures_equal_scikit_learn(seed, images, classes, present):
   ("metric", "share"),
   [("top1", True), ("test/ema_top1", True), ("calibration_error", True), ("val/loss", False), ("rmse", False)],
 )
-def test_shares_are_what_is_printed_as_per_cent(metric, share):
+def test_shares_are_recognised_by_name(metric, share):
   assert metrics.is_share(metric) == share
 
 
-def test_the_figures_that_people_ask_for_come_first():
+def test_most_important_figures_come_first():
   names = list(metrics.compute_metrics(drawn(0, 50, 10, 10, most=2), 10))
   assert names[:4] == ["top1", "top5", "loss", "mean_per_class"]
   assert names[-2:] == ["average_precision", "images"]
@@ -80,7 +80,7 @@ def test_the_figures_that_people_ask_for_come_first():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("most", [1, 3, 8])
-def test_figures_of_several_labels_equal_loops(seed, most):
+def test_figures_of_several_labels_match_loops(seed, most):
   images, classes = 300, 80  # more classes than are copied at a time
   predictions = drawn(seed, images, classes, 71, most)
   sets = [set(row) - {-1} for row in predictions.label.tolist()]
@@ -106,30 +106,30 @@ def test_figures_of_several_labels_equal_loops(seed, most):
   assert metrics.compute_metrics(predictions, classes) == pytest.approx(expected, **CLOSE)
 
 
-def test_a_label_that_an_image_has_twice_counts_once_and_padding_may_be_anywhere():
+def test_repeated_label_counts_once_and_padding_may_be_anywhere():
   once = drawn(0, 4, 6, 6)._replace(label=np.array([[1, 2, -1], [3, -1, -1], [0, 4, 5], [-1, -1, -1]]))
   twice = once._replace(label=np.array([[2, -1, 1, 2, 1], [3, 3, 3, 3, 3], [5, 4, 0, -1, 5], [-1, -1, -1, -1, -1]]))
   assert metrics.compute_metrics(once, 6) == metrics.compute_metrics(twice, 6)
 
 
-def test_average_precision_is_there_only_for_several_labels_with_logits():
+def test_average_precision_requires_several_labels_and_logits():
   several, one = drawn(0, 50, 10, 10, most=3), drawn(0, 50, 10, 10)
   assert "average_precision" in metrics.compute_metrics(several, 10)
   assert "average_precision" not in metrics.compute_metrics(several._replace(logits=None), 10)
   assert "average_precision" not in metrics.compute_metrics(one, 10)
 
 
-def test_logits_that_are_no_numbers_have_no_average_precision():
+def test_nan_logits_have_no_average_precision():
   predictions = drawn(0, 50, 10, 10, most=3)
   predictions.logits[7, 2] = np.nan
   assert math.isnan(metrics.compute_metrics(predictions, 10)["average_precision"])
 
 
 @pytest.mark.parametrize("edge", range(1, 15))
-def test_a_confidence_at_an_edge_belongs_to_the_bin_below(edge):
+def test_confidence_at_an_edge_belongs_to_the_bin_below(edge):
   pair = rows(drawn(0, 1, 3, 3), [0, 0])
   pair = pair._replace(label=np.array([pair.best[0, 0], (pair.best[0, 0] + 1) % 3]))  # one right, one wrong
-  edge = edge / 15  # in float64, where it is the edge itself
+  edge = edge / 15  # in float64, which represents the edge itself
   above, below = (
     metrics.compute_metrics(pair._replace(confidence=np.array([edge, other])), 3)["calibration_error"]
     for other in (edge + 1e-9, edge - 1e-9)
@@ -140,7 +140,7 @@ def test_a_confidence_at_an_edge_belongs_to_the_bin_below(edge):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("most", [None, 3])
-def test_without_images_every_figure_is_nought(most):
+def test_figures_without_images_are_zero(most):
   nothing = rows(drawn(0, 5, 10, 10, most), np.arange(0))
   measured = metrics.compute_metrics(nothing, 10)
   assert set(measured.values()) == {0}
@@ -150,7 +150,7 @@ def test_without_images_every_figure_is_nought(most):
 
 
 @pytest.mark.filterwarnings("error")
-def test_without_labels_the_figures_are_numbers():
+def test_figures_without_labels_are_finite():
   measured = metrics.compute_metrics(drawn(0, 5, 10, 10, 3)._replace(label=np.full((5, 3), -1)), 10)
   assert all(math.isfinite(value) for value in measured.values())
   assert measured["top1"] == measured["mean_per_class"] == measured["average_precision"] == 0
@@ -159,24 +159,24 @@ def test_without_labels_the_figures_are_numbers():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("most", [None, 3])
 @pytest.mark.parametrize("seed", range(2))
-def test_intervals_equal_a_bootstrap_that_repeats_images(seed, most):
+def test_intervals_match_a_bootstrap_that_repeats_images(seed, most):
   predictions = drawn(seed, 90, 12, 8, most)
   draw = np.random.default_rng(seed)
   again = [metrics.compute_metrics(rows(predictions, draw.integers(0, 90, 90)), 12) for _ in range(40)]
   bounds_of = metrics.compute_intervals(predictions, 12, resamples=40, seed=seed)
   assert bounds_of.keys() == again[0].keys() - {"images", "average_precision"}
   for name, bounds in bounds_of.items():
-    if metrics.choose_interval_method(name, predictions) == "Wilson":  # test_intervals has these
+    if metrics.choose_interval_method(name, predictions) == "Wilson":  # test_intervals.py tests these
       continue
     values = sorted(figure[name] for figure in again)
     for bound, share in zip(bounds, (0.025, 0.975), strict=True):
-      below, part = divmod(share * 39, 1)  # between two of the 40, in proportion
+      below, part = divmod(share * 39, 1)  # interpolated between two of the 40 values
       expected = values[int(below)] * (1 - part) + values[int(below) + 1] * part
       assert bound == pytest.approx(expected, **CLOSE), name
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
-def test_the_interval_of_a_proportion_is_as_wide_as_the_binomial_says(share):
+def test_interval_of_a_proportion_has_the_binomial_width(share):
   images = 2000
   predictions = drawn(0, images, 10, 10)
   right = np.arange(images) < share * images
@@ -188,7 +188,7 @@ def test_the_interval_of_a_proportion_is_as_wide_as_the_binomial_says(share):
 
 
 @pytest.mark.heavy
-def test_intervals_hold_the_truth_about_95_times_in_100():
+def test_intervals_contain_the_true_value_95_percent_of_the_time():
   tries, draw, base, held = 100, np.random.default_rng(0), drawn(0, 200, 10, 10), 0
   for seed in range(tries):
     right = draw.uniform(size=200) < 0.7
@@ -198,14 +198,14 @@ def test_intervals_hold_the_truth_about_95_times_in_100():
   assert 0.86 <= held / tries <= 1  # four standard deviations of 100 tries
 
 
-def test_a_seed_repeats_its_intervals():
+def test_seed_reproduces_its_intervals():
   predictions = drawn(0, 60, 5, 5)
   assert metrics.compute_intervals(predictions, 5, 20, seed=1) == metrics.compute_intervals(predictions, 5, 20, seed=1)
   assert metrics.compute_intervals(predictions, 5, 20, seed=1) != metrics.compute_intervals(predictions, 5, 20, seed=2)
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_infinite_loss_spoils_no_other_interval():
+def test_infinite_loss_does_not_affect_other_intervals():
   predictions = drawn(0, 60, 5, 5)
   expected = metrics.compute_intervals(predictions, 5, 20)
   predictions.loss[3] = np.inf
@@ -216,7 +216,7 @@ def test_an_infinite_loss_spoils_no_other_interval():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("images", "classes", "present"), SHAPES)
-def test_confusion_equals_scikit_learn(seed, images, classes, present):
+def test_confusion_matrix_matches_scikit_learn(seed, images, classes, present):
   predictions = drawn(seed, images, classes, present)
   matrix = metrics.compute_confusion(predictions, classes)
   expected = sklearn.metrics.confusion_matrix(predictions.label, predictions.best[:, 0], labels=np.arange(classes))
@@ -237,7 +237,7 @@ def test_several_labels_have_no_confusion_matrix():
 
 @pytest.mark.parametrize(("images", "classes", "present"), SHAPES)
 @pytest.mark.parametrize("most", [None, 3])
-def test_counts_of_a_class_are_those_of_a_loop_and_its_rates_scikit_learns(images, classes, present, most):
+def test_counts_per_class_match_loops_and_rates_match_scikit_learn(images, classes, present, most):
   predictions = drawn(7, images, classes, present, most)
   guess = predictions.best[:, 0]
   sets = [{one for one in np.atleast_1d(label).tolist() if one >= 0} for label in predictions.label]
@@ -254,7 +254,7 @@ def test_counts_of_a_class_are_those_of_a_loop_and_its_rates_scikit_learns(image
 
 
 @pytest.mark.parametrize(("images", "classes", "present"), SHAPES)
-def test_bins_of_confidence_add_up_to_the_calibration_error(images, classes, present):
+def test_confidence_bins_add_up_to_the_calibration_error(images, classes, present):
   predictions = drawn(8, images, classes, present)
   bins = metrics.bin_by_confidence(predictions, classes)
   for i in range(metrics.BINS):
@@ -266,7 +266,7 @@ def test_bins_of_confidence_add_up_to_the_calibration_error(images, classes, pre
   assert error == pytest.approx(metrics.compute_metrics(predictions, classes)["calibration_error"], **CLOSE)
 
 
-def test_the_worst_mistakes_are_the_surest_wrong_images():
+def test_worst_mistakes_are_the_most_confident_wrong_images():
   generator = np.random.default_rng(3)
   label, best = generator.integers(0, 4, (200, 2)), generator.integers(0, 4, (200, 1))
   label[:50] = -1
@@ -280,7 +280,7 @@ def test_the_worst_mistakes_are_the_surest_wrong_images():
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a2_predictions_without_finite_confidence_have_no_metrics(value):
+def test_predictions_without_finite_confidence_have_no_metrics(value):
   predictions = drawn(0, 20, 5, 5)
   predictions.confidence[3] = value
   for function in (

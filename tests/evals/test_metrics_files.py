@@ -1,4 +1,4 @@
-"""Files of predictions and confusion matrices against what was written."""
+"""Tests that written files of predictions and confusion matrices are read back unchanged."""
 
 import csv
 
@@ -14,7 +14,7 @@ CLOSE = dict(rel=0, abs=1e-12)
 
 
 def from_csv(path):
-  """Predictions and ids from the CSV alone."""
+  """Reads predictions and ids from the CSV alone."""
   with open(path, newline="", encoding="utf-8") as file:
     lines = list(csv.DictReader(file))
   labels = [[int(label) for label in row["label"].split()] for row in lines]
@@ -34,7 +34,7 @@ def from_csv(path):
 
 @pytest.mark.parametrize("logits", ["logits", None])
 @pytest.mark.parametrize("most", [None, 3])
-def test_every_figure_can_be_found_again_from_the_csv_alone(tmp_path, most, logits):
+def test_every_figure_is_reproducible_from_the_csv_alone(tmp_path, most, logits):
   predictions = drawn(0, 40, 8, 8, most)
   predictions = predictions._replace(logits=predictions.logits * np.float32(np.pi) if logits else None)
   ids = [f'{begin}image "{i}", ü\n' for i in range(10) for begin in ("", "=", "-", "'")]
@@ -50,7 +50,7 @@ def test_every_figure_can_be_found_again_from_the_csv_alone(tmp_path, most, logi
 
 
 @pytest.mark.parametrize("most", [None, 3])
-def test_classes_have_names_and_probabilities_in_both_forms(tmp_path, most):
+def test_both_formats_contain_class_names_and_probabilities(tmp_path, most):
   predictions = drawn(0, 40, 8, 8, most)
   shares = np.random.default_rng(1).random(predictions.best.shape, np.float32)
   predictions = predictions._replace(probability=shares, logits=None)
@@ -70,7 +70,7 @@ def test_classes_have_names_and_probabilities_in_both_forms(tmp_path, most):
     assert tuple(arrays["classes"]) == classes and {"id", "label", "best", "confidence", "loss"} < set(arrays)
 
 
-def test_the_csv_keeps_every_float32(tmp_path):
+def test_csv_keeps_every_float32(tmp_path):
   bits = np.random.default_rng(0).integers(0, 2**32, 2993, dtype=np.uint32)
   values = np.concatenate([bits.view(np.float32), np.float32([0, 1e-45, 3.4028235e38, np.inf, -np.inf, np.nan, 0.1])])
   values = values.reshape(-1, 6)
@@ -79,7 +79,7 @@ def test_the_csv_keeps_every_float32(tmp_path):
   np.testing.assert_array_equal(from_csv(tmp_path / "a.csv")[0].logits, values)
 
 
-def test_the_csv_is_as_documented(tmp_path):
+def test_csv_has_the_documented_format(tmp_path):
   predictions = metrics.Predictions(
     position=np.array([7, 9, 8]),
     label=np.array([[2, 0], [1, -1], [-1, -1]]),
@@ -97,14 +97,14 @@ def test_the_csv_is_as_documented(tmp_path):
   ]
 
 
-def test_names_that_are_no_utf8_go_out_as_they_came(tmp_path):
+def test_names_in_invalid_utf8_are_written_unchanged(tmp_path):
   metrics.write_predictions(drawn(0, 1, 3, 3), [b"caf\xe9".decode("utf-8", "surrogateescape")], tmp_path / "a.csv")
   assert (tmp_path / "a.csv").read_bytes().splitlines()[1].startswith(b"caf\xe9,")
 
 
 @pytest.mark.parametrize("logits", ["logits", None])
 @pytest.mark.parametrize("most", [None, 3])
-def test_the_npz_gives_back_every_array(tmp_path, most, logits):
+def test_npz_keeps_every_array(tmp_path, most, logits):
   predictions = drawn(0, 40, 8, 8, most)
   if not logits:
     predictions = predictions._replace(logits=None)
@@ -119,7 +119,7 @@ def test_the_npz_gives_back_every_array(tmp_path, most, logits):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".npz"])
-def test_no_images_make_an_empty_table(tmp_path, suffix):
+def test_no_images_give_an_empty_table(tmp_path, suffix):
   nothing = rows(drawn(0, 5, 3, 3), np.arange(0))
   path = tmp_path / f"a{suffix}"
   metrics.write_predictions(nothing, [], path)
@@ -129,7 +129,7 @@ def test_no_images_make_an_empty_table(tmp_path, suffix):
     assert np.load(path, allow_pickle=False)["id"].shape == (0,)
 
 
-def test_a_confusion_matrix_can_be_read_back(tmp_path):
+def test_confusion_matrix_is_read_back(tmp_path):
   matrix = metrics.compute_confusion(drawn(0, 100, 3, 3), 3)
   metrics.write_confusion(matrix, ["cat", "dog, wet", "Fähre"], tmp_path / "a.csv")
   with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:
@@ -140,27 +140,27 @@ def test_a_confusion_matrix_can_be_read_back(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".npz"])
-def test_what_is_cut_short_leaves_the_old_file(tmp_path, suffix, monkeypatch):
+def test_interrupted_write_keeps_the_previous_file(tmp_path, suffix, monkeypatch):
   path = tmp_path / f"a{suffix}"
   path.write_text("old")
   monkeypatch.setattr(np, "savez_compressed", lambda file, **_: file.write(b"half") and 1 / 0)
-  predictions = drawn(0, 2, 3, 3)._replace(loss=["1", "x"])  # the second row has no number
+  predictions = drawn(0, 2, 3, 3)._replace(loss=["1", "x"])  # the loss of the second row is not a number
   with pytest.raises((ValueError, ZeroDivisionError)):
     metrics.write_predictions(predictions, ["a", "b"], path)
   assert path.read_text() == "old"
   assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_path_that_cannot_be_written_is_refused(tmp_path):
+def test_unwritable_path_is_refused(tmp_path):
   with pytest.raises(ConfigError, match=r"a\.json: \.json is not a format. End the name in \.csv or \.npz"):
     metrics.write_predictions(drawn(0, 2, 3, 3), ["a", "b"], tmp_path / "a.json")
 
 
-def test_a_confusion_matrix_is_csv_only(tmp_path):
+def test_confusion_matrix_is_csv_only(tmp_path):
   with pytest.raises(ConfigError, match=r"End the name in \.csv$"):
     metrics.write_confusion(np.eye(2, dtype=np.int64), ["a", "b"], tmp_path / "a.npz")
 
 
-def test_classes_with_names_of_formulas_are_harmless(tmp_path):
+def test_class_names_that_look_like_formulas_are_escaped(tmp_path):
   metrics.write_confusion(np.eye(2, dtype=int), ["=cmd()", "cat"], tmp_path / "a.csv")
   assert (tmp_path / "a.csv").read_text().splitlines() == ["label \\ prediction,'=cmd(),cat", "'=cmd(),1,0", "cat,0,1"]

@@ -1,4 +1,7 @@
-"""All evaluations of a state: names, and where the average is when it is measured; test_evaluate has real ones."""
+"""Tests of all evaluations of a state: names of figures, and averaged weights on the devices.
+
+test_evaluate.py runs real evaluations.
+"""
 
 import jax
 import numpy as np
@@ -11,15 +14,15 @@ from vit_jax.parallel import sharding
 pytestmark = pytest.mark.heavy
 
 
-def test_metrics_of_test_have_plain_names_and_averages_a_prefix():
+def test_figures_of_test_have_plain_names_and_averages_a_prefix():
   grid = sharding.make_mesh(config.Mesh(), jax.devices())
   params = {"x": jax.device_put(np.full(8, 1.0), sharding.make_replicated_sharding(grid))}
-  average = {"x": jax.device_put(np.full(8, 2.0), sharding.make_batch_sharding(grid))}  # spread over the devices
+  average = {"x": jax.device_put(np.full(8, 2.0), sharding.make_batch_sharding(grid))}  # sharded over the devices
 
   def first_plus(number):
     def evaluation(weights, poll):
       poll()
-      assert weights["x"].sharding.shard_shape((8,)) == (8,)  # whole on each
+      assert weights["x"].sharding.shard_shape((8,)) == (8,)  # replicated on each device
       return Outcome({"top1": number + float(weights["x"][0])}, None)
 
     return evaluation
@@ -37,5 +40,5 @@ def test_metrics_of_test_have_plain_names_and_averages_a_prefix():
   assert list(outcomes.run_evaluations(evals, params, {}, lambda: None)) == ["", "other/"]
 
 
-def test_without_evaluations_nothing_is_measured():
+def test_no_evaluations_give_no_outcomes():
   assert outcomes.run_evaluations({}, {"x": np.ones(3)}, {"x": np.ones(3)}, lambda: None) == {}

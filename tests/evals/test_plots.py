@@ -1,4 +1,4 @@
-"""The picture of a confusion matrix is a whole PNG file, readable, right, and drawn whatever the classes are called."""
+"""Tests of the image of a confusion matrix: a valid PNG with readable, correct cells for any class names."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ from vit_jax.schema import ConfigError
 
 
 def matrix_of(classes):
-  """A diagonal and some confusions; class 1 has no images."""
+  """Returns a diagonal with some confusions. Class 1 has no images."""
   matrix = np.random.default_rng(classes).integers(0, 3, (classes, classes)) + 40 * np.eye(classes, dtype=np.int64)
   matrix[1] = 0
   return matrix
@@ -23,21 +23,22 @@ def matrix_of(classes):
   ("classes", "width", "height"),
   [(2, 7, 6), (10, 8, 7), (20, 13, 12), (50, 15.5, 14.5), (51, 15.5, 14.5), (1000, 15.5, 14.5)],
 )
-def test_a_picture_is_readable_for_few_and_many_classes(tmp_path, classes, width, height):
+def test_image_is_readable_for_few_and_many_classes(tmp_path, classes, width, height):
   plots.write_confusion_png(matrix_of(classes), [f"class {i}" for i in range(classes)], tmp_path / "a.png")
   image = cv2.imread(str(tmp_path / "a.png"))
   assert image.shape == (height * plots.DPI, width * plots.DPI, 3)
   blue, _, red = np.moveaxis(image.astype(int), 2, 0)
-  assert (blue - red > 60).sum() > 1000  # the diagonal and the bar
+  assert (blue - red > 60).sum() > 1000  # the diagonal and the colour bar
   assert (image == 255).mean() > 0.1
   assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
 
 
-def test_the_row_is_the_label_and_its_sum_the_whole(tmp_path):
+def test_rows_are_labels_and_cells_are_shares_of_a_row(tmp_path):
   matrix = np.array([[0, 900, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
   plots.write_confusion_png(matrix, ["", "", "", ""], tmp_path / "a.png")
   image = cv2.imread(str(tmp_path / "a.png")).astype(int)
-  # The frame of the matrix: the first black line across and down, and the last across; down, the bar's come later.
+  # The frame of the matrix is the first black line across and down, and the last across. The lines of the bar come
+  # later.
   black = (image < 60).all(2)
   down, across = (np.flatnonzero(black.sum(axis) > 500) for axis in (1, 0))
   top, left, cell = down[0], across[0], (down[-1] - down[0]) / 4
@@ -47,7 +48,7 @@ def test_the_row_is_the_label_and_its_sum_the_whole(tmp_path):
     return middle.tolist()
 
   assert np.abs(across - left - 4 * cell).min() < 3  # a square
-  assert colour(0, 1) == colour(1, 1)  # all of the label's images, be they 900 or one
+  assert colour(0, 1) == colour(1, 1)  # all images of the label, 900 or one
   assert sum(colour(0, 1)) < sum(colour(3, 0)) < sum(colour(0, 0))
   assert colour(0, 0) == colour(1, 0) == colour(2, 0) == colour(2, 3)
   assert colour(3, 0) == colour(3, 3)
@@ -55,7 +56,7 @@ def test_the_row_is_the_label_and_its_sum_the_whole(tmp_path):
 
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("error")
-def test_no_class_name_breaks_a_picture(tmp_path):
+def test_any_class_name_can_be_drawn(tmp_path):
   names = ["猫の名前", "naïve Straße", "x" * 500, "$x_{ $", "a\nb\tc", "", "caf\udce9", "\\frac", "🐈", "dog", "dog"]
   plots.write_confusion_png(matrix_of(11), names, tmp_path / "a.png")
   assert cv2.imread(str(tmp_path / "a.png")).shape == (7.5 * plots.DPI, 8.5 * plots.DPI, 3)
@@ -71,24 +72,24 @@ def test_no_class_name_breaks_a_picture(tmp_path):
     ("caf\udce9", "caf?"),
   ],
 )
-def test_names_are_cut_to_one_line_of_24_characters(name, short):
+def test_names_are_shortened_to_one_line_of_24_characters(name, short):
   assert plots.shorten_name(name) == short
 
 
 @pytest.mark.filterwarnings("error")
-def test_no_images_make_an_empty_picture(tmp_path):
+def test_no_images_give_an_empty_image(tmp_path):
   plots.write_confusion_png(np.zeros((3, 3), np.int64), ["a", "b", "c"], tmp_path / "a.png")
   assert cv2.imread(str(tmp_path / "a.png")) is not None
 
 
 @pytest.mark.parametrize(("share", "text"), [(1, "100"), (0.999, "99.9"), (0.5, "50"), (1 / 3, "33.3"), (0.001, "0.1")])
-def test_cells_say_per_cent(share, text):
+def test_cells_contain_percentages(share, text):
   axes = plots.Figure().add_subplot()
   plots.write_percentages(axes, np.array([[share, 0.0]]))
   assert [cell.get_text() for cell in axes.texts] == [text]
 
 
-def test_drawing_leaves_nothing_behind_and_needs_no_display(tmp_path, monkeypatch):
+def test_drawing_keeps_global_state_and_needs_no_display(tmp_path, monkeypatch):
   from matplotlib import pyplot, rcParams
 
   monkeypatch.delenv("DISPLAY", raising=False)
@@ -98,7 +99,7 @@ def test_drawing_leaves_nothing_behind_and_needs_no_display(tmp_path, monkeypatc
   assert dict(rcParams) == before
 
 
-def test_what_is_cut_short_leaves_the_old_picture(tmp_path, monkeypatch):
+def test_interrupted_write_keeps_the_previous_image(tmp_path, monkeypatch):
   def half(self, content):
     with self.open("wb") as file:
       file.write(content[:4])
@@ -115,13 +116,13 @@ def test_what_is_cut_short_leaves_the_old_picture(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("name", "message"), [("a.pdf", r"End the name in \.png$"), ("none/a.png", "the folder .* does not exist")]
 )
-def test_a_path_that_cannot_be_written_is_refused(tmp_path, name, message):
+def test_unwritable_path_is_refused(tmp_path, name, message):
   with pytest.raises(ConfigError, match=message):
     plots.write_confusion_png(matrix_of(3), ["a", "b", "c"], tmp_path / name)
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_sheet_has_every_image_with_its_words_and_no_more():
+def test_grid_contains_every_image_with_its_text_and_blanks():
   colours = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
   images = [np.full((20 + i, 30, 3), colour, np.uint8) for i, colour in enumerate(colours)]
   words = [["a $x$ $y$", "日本"], ["b" * 90, ""], ["", "c"], ["none", "to see"]]
@@ -132,7 +133,7 @@ def test_a_sheet_has_every_image_with_its_words_and_no_more():
   middle = [pixels[int(y * (side + 2 * line) + 0.7 * side), int(x * side + side / 2)] for y in (0, 1) for x in (0, 1)]
   np.testing.assert_array_equal(middle[:3], colours)
   assert middle[3].tolist() == [255, 255, 255]
-  assert (pixels[int(side) : int(side + 2 * line), : int(side)] < 200).any()  # words
+  assert (pixels[int(side) : int(side + 2 * line), : int(side)] < 200).any()  # texts
   assert plots.render_png(plots.draw_image_grid([], []), 50)[:4] == b"\x89PNG"
 
 
@@ -148,8 +149,6 @@ def test_a_sheet_has_every_image_with_its_words_and_no_more():
     ("a\0b", "aU+0000b"),
   ],
 )
-def test_f5_characters_that_the_font_lacks_become_their_numbers(name, drawn):
+def test_characters_missing_in_the_font_become_their_code_points(name, drawn):
   assert plots.shorten_name(name) == drawn
-  assert (
-    len(plots.render_png(plots.draw_image_grid([None], [[name]]), 40)) > 100
-  )  # without a warning of a missing glyph
+  assert len(plots.render_png(plots.draw_image_grid([None], [[name]]), 40)) > 100  # does not warn about a missing glyph

@@ -1,4 +1,4 @@
-"""vit_jax/evals/probes.py against least squares of NumPy and scikit-learn, and draws counted by hand."""
+"""Tests of vit_jax/evals/probes.py against least squares of NumPy and scikit-learn, and counted draws."""
 
 import re
 
@@ -12,7 +12,7 @@ from vit_jax.schema import ConfigError
 
 
 def problem(rows=40, width=7, classes=5, seed=0):
-  """Features of uneven scale and offset around a centre for each class, and labels in no order."""
+  """Returns features around a centre for each class with uneven scale and offset, and shuffled labels."""
   rng = np.random.default_rng(seed)
   labels = rng.permutation(np.arange(rows) % classes)
   features = rng.standard_normal((classes, width))[labels] + rng.standard_normal((rows, width))
@@ -25,7 +25,7 @@ def standardised(features):
 
 
 def least_squares(features, labels, classes, l2):
-  """The penalty as rows of its own: |[X; sqrt(l2) I] W - [Y; 0]|^2, by singular values."""
+  """Solves with the penalty as additional rows: |[X; sqrt(l2) I] W - [Y; 0]|^2, by singular values."""
   x = np.concatenate([standardised(features), np.full((len(features), 1), 100.0)], 1)
   y = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
   width = x.shape[1]
@@ -34,22 +34,22 @@ def least_squares(features, labels, classes, l2):
 
 
 @pytest.mark.parametrize(("rows", "width"), [(40, 7), (40, 39), (40, 40), (12, 30), (5, 3)])
-def test_weights_minimise_the_penalised_squares_whichever_side_is_longer(rows, width):
+def test_weights_minimise_the_penalised_squares_for_any_shape(rows, width):
   features, labels = problem(rows, width)
   for l2, probe in zip((0.5, 1024.0), probes.fit_ridge(features, labels, 5, (0.5, 1024.0)), strict=True):
     np.testing.assert_allclose(probe.weights, least_squares(features, labels, 5, l2), atol=1e-6)
 
 
-def test_scores_are_those_of_a_regression_of_scikit_learn_with_a_free_intercept():
+def test_scores_match_scikit_learn_with_a_free_intercept():
   features, labels = problem(200, 6)
   x = standardised(features)
   theirs = Ridge(alpha=1024.0).fit(x, np.where(labels[:, None] == np.arange(5), 1.0, -1.0)).predict(x)
   (probe,) = probes.fit_ridge(features, labels, 5)
-  # The constant's weight is penalised too, by 1024 / 100^2 of one row: 0.05 % of a mean over 200.
+  # The weight of the constant is penalised too, by 1024 / 100^2 of one row: 0.05 % of a mean over 200.
   np.testing.assert_allclose(probes.compute_scores(probe, features), theirs, atol=1e-3)
 
 
-def test_pieces_give_what_the_whole_gives(monkeypatch):
+def test_chunked_computation_matches_the_whole(monkeypatch):
   features, labels = problem(50, 6)
   (whole,) = probes.fit_ridge(features, labels, 5)
   expected = probes.compute_scores(whole, features)
@@ -59,7 +59,7 @@ def test_pieces_give_what_the_whole_gives(monkeypatch):
   np.testing.assert_allclose(probes.compute_scores(parts, features), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_class_without_an_image_and_a_dead_feature_are_no_trouble():
+def test_class_without_images_and_constant_feature_are_supported():
   features, labels = problem(40, 7)
   features[:, 2] = 0
   keep = labels != 3
@@ -70,7 +70,7 @@ def test_a_class_without_an_image_and_a_dead_feature_are_no_trouble():
   )
 
 
-def test_a_large_offset_costs_no_accuracy():
+def test_large_offset_does_not_reduce_accuracy():
   features, labels = problem(60, 5)
   (plain,) = probes.fit_ridge(features.astype(np.float64), labels, 5)
   (moved,) = probes.fit_ridge(features.astype(np.float64) + 1e6, labels, 5)
@@ -82,9 +82,9 @@ def unit(x):
 
 
 @pytest.mark.parametrize("count", [1, 5, 40, 100])
-def test_neighbours_by_distance_vote_as_in_scikit_learn(count, monkeypatch):
+def test_distance_weighted_neighbours_match_scikit_learn(count, monkeypatch):
   (features, labels), (others, _) = problem(60, 6), problem(50, 6, seed=1)
-  others = np.concatenate([others, 3 * features[:7]])  # of the same angle: no distance at all
+  others = np.concatenate([others, 3 * features[:7]])  # of the same angle, so the distance is zero
   theirs = KNeighborsClassifier(min(count, 60), weights="distance", algorithm="brute").fit(unit(features), labels)
   monkeypatch.setattr(probes, "ROWS", 9)
   ((value, ours),) = probes.nearest_neighbours(features, labels, 5, neighbours=(count,))
@@ -93,7 +93,7 @@ def test_neighbours_by_distance_vote_as_in_scikit_learn(count, monkeypatch):
 
 
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
-def test_neighbours_by_softmax_vote_as_in_dino(temperature):
+def test_softmax_weighted_neighbours_match_dino(temperature):
   (features, labels), (others, _) = problem(80, 6), problem(50, 6, seed=1)
   similarity = unit(others).astype(np.float64) @ unit(features).T.astype(np.float64)
   settings = probes.nearest_neighbours(
@@ -109,7 +109,7 @@ def test_neighbours_by_softmax_vote_as_in_dino(temperature):
     np.testing.assert_array_equal(ours(others), expected)
 
 
-def test_a_draw_is_a_random_order_of_each_class_cut_off():
+def test_draw_is_the_start_of_a_permutation_of_each_class():
   labels = np.array([2, 0, 1, 0, 2, 2, 0, 1, 0])
   generator = np.random.default_rng(7)
   orders = [generator.permutation(rows) for rows in ([1, 3, 6, 8], [2, 7], [0, 4, 5])]
@@ -119,7 +119,7 @@ def test_a_draw_is_a_random_order_of_each_class_cut_off():
   assert probes.draw_shots(labels, 3, 3, 7).tolist() != probes.draw_shots(labels, 3, 3, 8).tolist()
 
 
-def test_every_image_is_drawn_as_often_as_another():
+def test_every_image_is_drawn_equally_often():
   labels = np.zeros(6, int)
   counts = np.bincount(np.concatenate([probes.draw_shots(labels, 1, 2, seed) for seed in range(3000)]), minlength=6)
   assert np.abs(counts - 1000).max() < 4 * np.sqrt(3000 * (1 / 3) * (2 / 3))
@@ -137,20 +137,20 @@ def test_every_image_is_drawn_as_often_as_another():
     (lambda x, y: probes.fit_ridge(x, y, 5, (1.0, 0.0)), "l2: 0.0. Allowed: above 0"),
   ],
 )
-def test_what_cannot_be_is_an_error(call, message):
+def test_invalid_arguments_are_an_error(call, message):
   with pytest.raises(ConfigError, match=message):
     call(*problem())
 
 
 def of_patches(rows=300, width=6, classes=4):
-  """Features, and shares of one or two classes, of which some are of no class in part."""
+  """Returns features, and shares of one or two classes. Some shares sum to less than one."""
   (features, labels), draw = problem(rows, width, classes), np.random.default_rng(3)
   shares = 0.7 * np.eye(classes)[labels] + 0.3 * np.eye(classes)[draw.integers(0, classes, rows)]
   return features, (shares * draw.choice([0.0, 0.5, 1.0], (rows, 1))).astype(np.float32)
 
 
 def as_pixels(features, shares):
-  """(standardised features, class, weight) of a row for each share that is not zero."""
+  """Returns (standardised features, class, weight) with one row for each nonzero share."""
   row, label = np.nonzero(shares)
   weight = shares[row, label].astype(np.float64)
   x = features[row].astype(np.float64)
@@ -159,7 +159,7 @@ def as_pixels(features, shares):
 
 
 @pytest.mark.parametrize("l2", [0.5, 30.0])
-def test_least_squares_of_shares_are_those_of_pixels_in_scikit_learn(l2, monkeypatch):
+def test_least_squares_of_shares_match_pixels_in_scikit_learn(l2, monkeypatch):
   features, shares = of_patches()
   monkeypatch.setattr(probes, "ROWS", 77)
   probe = probes.ridge_of_shares(features, shares, l2=l2)
@@ -173,12 +173,12 @@ def test_least_squares_of_shares_are_those_of_pixels_in_scikit_learn(l2, monkeyp
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("l2", [0.1, 10.0])
-def test_logistic_regression_of_shares_is_that_of_pixels_in_scikit_learn(l2):
+def test_logistic_regression_of_shares_matches_pixels_in_scikit_learn(l2):
   features, shares = of_patches()
   probe = probes.logistic_of_shares(features, shares, l2=l2)
   x, label, weight = as_pixels(features, shares)
   theirs = LogisticRegression(C=1 / l2, max_iter=10_000, tol=1e-8).fit(x, label, weight)
-  ours = probe.weights - probe.weights.mean(1, keepdims=True)  # what all scores have in common says nothing
+  ours = probe.weights - probe.weights.mean(1, keepdims=True)  # a common offset of all scores has no effect
   np.testing.assert_allclose(ours[:-1], theirs.coef_.T - theirs.coef_.T.mean(1, keepdims=True), atol=5e-3)
   np.testing.assert_allclose(100 * ours[-1], theirs.intercept_ - theirs.intercept_.mean(), atol=5e-3)
 
@@ -192,13 +192,13 @@ def test_logistic_regression_of_shares_is_that_of_pixels_in_scikit_learn(l2):
     (lambda x, shares: (x * np.where(np.arange(6), 1, np.nan), shares), "features are not finite"),
   ],
 )
-def test_shares_that_teach_nothing_are_an_error(name, change, says):
+def test_shares_without_two_classes_or_finite_features_are_an_error(name, change, says):
   with pytest.raises(ConfigError, match=says):
     probes.OF_SHARES[name](*change(*of_patches()))
 
 
 @pytest.mark.parametrize("scale", [1e30, -1e38])
-def test_a2_features_whose_lengths_overflow_are_refused(scale):
+def test_features_with_overflowing_norms_are_refused(scale):
   features = np.ones((4, 3), np.float32)
   probes.check_finite(features)
   features[2, 1] = scale

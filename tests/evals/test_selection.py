@@ -1,4 +1,4 @@
-"""Which figure ranks: that of the validation split if there is one, with its name."""
+"""Tests of the figure that ranks runs: that of the validation split if it exists, with its name."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from vit_jax.schema import to_plain
 
 
 def config(**evals):
-  """A plain config with these evaluations, {name: split}, of data with split strings."""
+  """Returns a plain config with the evaluations {name: split}, of data with split strings."""
   choices = {name: {"name": "accuracy", "split": split, "data": None} for name, split in evals.items()}
   return {"data": {"name": "digits", "val": "train[90%:]", "test": "test"}, "evals": choices}
 
@@ -23,35 +23,35 @@ BOTH = config(val="val", test="test")
     (BOTH, ["top1", "val/top1", "val/ema_top1"], ("val/top1", "val")),
     (BOTH, ["top1", "loss"], ("top1", "test")),
     (config(held="train[90%:]", test="test"), ["top1", "held/top1"], ("held/top1", "val")),
-    (config(test="val"), ["top1"], ("top1", "val")),  # an evaluation that is called test, of val
+    (config(test="val"), ["top1"], ("top1", "val")),  # an evaluation called test, of the split val
     (config(real="other"), ["real/1000_way_top1"], ("real/1000_way_top1", "other")),
-    (config(minival="train[99%:]", test="test"), ["top1", "minival/top1"], ("minival/top1", "val")),  # as vit_i1k.py
-    (config(seen="train", test="test"), ["top1", "seen/top1"], ("top1", "test")),  # images that are trained on
+    (config(minival="train[99%:]", test="test"), ["top1", "minival/top1"], ("minival/top1", "val")),  # as in vit_i1k.py
+    (config(seen="train", test="test"), ["top1", "seen/top1"], ("top1", "test")),  # images used for training
     (BOTH, ["loss", "val/loss", "val/images"], ("val/loss", "val")),
-    ({}, ["top1", "val/top1"], ("val/top1", "val")),  # a config that is not there
+    ({}, ["top1", "val/top1"], ("val/top1", "val")),  # a missing config
   ],
 )
-def test_e2_the_validation_split_comes_before_test(run, names, expected):
+def test_validation_split_comes_before_test(run, names, expected):
   assert selection.select_criterion(run, names) == Criterion(*expected)
 
 
-def test_e2_other_data_are_no_validation_split():
+def test_other_data_are_not_a_validation_split():
   run = config(val="val")
   run["evals"]["val"]["data"] = {"name": "imagenet_v2"}
   assert selection.describe_role(run, "val") == "imagenet_v2 val"
 
 
-def test_e2_runs_share_a_validation_figure_or_are_compared_on_test():
+def test_runs_share_a_validation_figure_or_are_compared_on_test():
   both = (BOTH, ["top1", "val/top1"])
   assert selection.select_shared_criterion([both, both]) == Criterion("val/top1", "val")
   assert selection.select_shared_criterion([both, (config(test="test"), ["top1"])]) == Criterion("top1", "test")
   assert selection.select_shared_criterion([both, (BOTH, [])]) == Criterion(
     "val/top1", "val"
-  )  # which has measured nothing yet
+  )  # this run has no figures yet
   assert selection.select_shared_criterion([]) is None
 
 
-def test_e2_a_result_names_its_criterion_and_how_often_test_was_measured():
+def test_result_contains_its_criterion_and_the_count_of_test_evaluations():
   about = selection.describe_selection(BOTH, ["val/top1", "top1"], {"val": 6, "test": 1})
   assert about == {"metric": "val/top1", "split": "val", "test_measurements": 1}
   assert (
@@ -69,10 +69,10 @@ def test_e2_a_result_names_its_criterion_and_how_often_test_was_measured():
 
 @pytest.mark.parametrize("every", range(1, 14))
 @pytest.mark.parametrize("done", range(13))
-def test_e2_measurements_of_an_older_checkpoint_are_those_of_the_loop(every, done):
+def test_evaluation_counts_of_an_older_checkpoint_match_the_loop(every, done):
   steps = [step for step in range(1, done + 1) if step % every == 0]
   assert selection.count_measurements({"test": every}, done) == {"test": [len(steps), max(steps, default=0)]}
 
 
-def test_e2_a_completed_recipe_is_understood():
+def test_role_of_a_split_in_a_completed_run_is_described():
   assert selection.describe_role(to_plain(runs.run()), "test") == "test"

@@ -1,4 +1,4 @@
-"""What evaluations measure: programs are shared; rows of a split come in order, a batch ahead of what is fetched."""
+"""Tests of the context of evaluations: shared programs, and rows in order with one batch computed ahead."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from vit_jax.training import build
 
 
 class Batches:
-  """Row numbers in batches, the last padded; says when it was closed."""
+  """Row numbers in batches, the last one padded. Records whether it was closed."""
 
   def __init__(self, length, size, gone=()):
     self.length, self.size, self.gone, self.closed = length, size, gone, False
@@ -35,7 +35,7 @@ class Batches:
 
 
 @pytest.mark.parametrize(("length", "size"), [(10, 4), (8, 4), (3, 16), (5, 1)])
-def test_rows_come_in_order_without_padding(length, size):
+def test_rows_are_in_order_without_padding(length, size):
   batches, seen = Batches(length, size, gone={2}), []
 
   def compute(batch):
@@ -51,7 +51,7 @@ def test_rows_come_in_order_without_padding(length, size):
   assert batches.closed
 
 
-def test_threads_are_ended_when_a_poll_asks_to_stop():
+def test_threads_end_if_a_poll_requests_a_stop():
   batches = Batches(10, 4)
 
   def stop():
@@ -63,7 +63,7 @@ def test_threads_are_ended_when_a_poll_asks_to_stop():
 
 
 @pytest.mark.parametrize(("length", "size", "counts"), [(10, 4, [4]), (3, 16, []), (20, 4, [4, 4, 4])])
-def test_batches_that_are_fetched_are_counted_where_that_is_shown(length, size, counts):
+def test_fetched_batches_are_counted_on_the_screen(length, size, counts):
   shown, polls = [], []
 
   @contextlib.contextmanager
@@ -87,7 +87,7 @@ def parts():
 
 
 def of(parts, devices=2, **changes):
-  """The subject of a run's model on some devices."""
+  """Returns the evaluation context of a run's model on some devices."""
   grid = sharding.make_mesh(parts.run.mesh, jax.devices()[:devices])
   model = models.functional(parts.model.description.replace(**changes)).on(grid)
   return evals.EvalContext(model, grid, parts.run.data, 16, catalog.open_split, parts.task.predict)
@@ -98,7 +98,7 @@ def digits(**args):
 
 
 @pytest.mark.heavy
-def test_evaluations_of_images_that_are_normalised_alike_share_a_program(parts):
+def test_evaluations_with_equal_normalisation_share_a_program(parts):
   measured, other, gray = of(parts), digits(test="train[:50]"), digits(mean=(0.4, 0.4, 0.4))
   assert measured.predictions(None, False) is measured.predictions(other, False)
   assert measured.predictions(None, False) is not measured.predictions(None, True)
@@ -106,7 +106,7 @@ def test_evaluations_of_images_that_are_normalised_alike_share_a_program(parts):
 
 
 @pytest.mark.heavy
-def test_images_at_once_must_divide_over_the_devices(parts):
+def test_evaluation_batch_must_divide_over_the_devices(parts):
   assert of(parts).images_at_once(None) == 16
   with schema.enter_key("here"), pytest.raises(schema.ConfigError) as error:
     of(parts).images_at_once(15)
@@ -115,7 +115,7 @@ def test_images_at_once_must_divide_over_the_devices(parts):
 
 
 @pytest.mark.heavy
-def test_identity_follows_from_the_model_and_its_weights_and_not_from_devices(parts):
+def test_identity_depends_on_model_and_weights_and_not_on_devices(parts):
   params = jax.device_get(parts.init().params)
   changed = params | {"norm/bias": params["norm/bias"] + 1e-3}
   measured = of(parts)
@@ -125,7 +125,7 @@ def test_identity_follows_from_the_model_and_its_weights_and_not_from_devices(pa
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["ViT-S/16", "cct_2_3x2_32", "Mixer-S/16", "swin_tiny_patch4_window7_224"])
-def test_features_are_what_the_head_is_a_product_of(name):
+def test_logits_are_the_product_of_features_and_head(name):
   small = {"width": 16, "hidden": 16, "heads": 2, "depth": 1}
   if name.startswith("Mixer"):
     small = {"width": 16, "depth": 1}
@@ -145,7 +145,7 @@ def test_features_are_what_the_head_is_a_product_of(name):
 @pytest.mark.heavy
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("images", ["one", "all"])
-def test_a2_logits_that_are_not_finite_are_an_error_that_names_the_image(parts, value, images):
+def test_error_of_logits_that_are_not_finite_names_the_image(parts, value, images):
   measured = of(parts)
   fifth = np.asarray(next(iter(measured.batches(None, measured.source(None, "test[:16]"), 16)))["image"])[5]
 

@@ -1,4 +1,7 @@
-"""The table of evaluations: what each says that it gives; test_accuracy and test_fewshot have the rest."""
+"""Tests of the table of evaluations: each gives the figures that it lists.
+
+test_accuracy.py and test_fewshot.py test the values.
+"""
 
 import jax
 import pytest
@@ -20,7 +23,7 @@ SMALL = {
 
 @pytest.fixture(scope="module", autouse=True)
 def masks(tmp_path_factory):
-  """A few scenes, which a dense probe is given."""
+  """Writes a few scenes for the dense probe."""
   root = tmp_path_factory.mktemp("scenes")
   for split, numbers in (("train", range(16)), ("test", range(16, 24))):
     for number in numbers:
@@ -32,7 +35,7 @@ def masks(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [name for name in evals.EVALS if name != "masked"])
-def test_an_evaluation_gives_the_figures_that_it_names(name):
+def test_evaluation_gives_its_listed_figures(name):
   parts = runs.parts(1)
   run = build.complete(runs.changed(parts.run, evals={"it": Choice(name, SMALL[name])}))
   found = build.build(run, jax.devices()[:1]).evals["it"].measure(parts.init().params, lambda: None).figures

@@ -1,4 +1,4 @@
-"""Runs on files of the user have a validation split by default; other runs stay as they are."""
+"""Tests that runs on user files have a validation split by default, and that other runs are unchanged."""
 
 import pytest
 
@@ -11,16 +11,16 @@ from vit_jax.training import build
 
 
 def run_of(**changes):
-  """The recipe for folders, completed; no file is looked at."""
+  """Returns the completed recipe for folders, without reading any file."""
   return runs.run("configs/folder.py", {"model.name": "ViT-Ti/16", "data.path": "photos"}, **changes)
 
 
 def splits(run):
-  """{evaluation: (split, every)}."""
+  """Returns {evaluation: (split, every)}."""
   return {name: (choice.args["split"], str(choice.args["every"])) for name, choice in run.evals.items()}
 
 
-def test_e3_a_folder_has_a_validation_split_and_test_is_measured_once():
+def test_folder_has_a_validation_split_and_test_is_evaluated_once():
   run = run_of()
   assert run.data.args["validation"] == 0.1
   assert splits(run) == {"val": ("val", "20%"), "test": ("test", "100%")}
@@ -44,26 +44,26 @@ def test_e3_a_folder_has_a_validation_split_and_test_is_measured_once():
     ),
   ],
 )
-def test_e3_the_user_sets_the_share_the_folder_or_neither(changes, share, expected):
+def test_validation_share_and_evaluations_follow_the_config(changes, share, expected):
   run = run_of(**changes)
   assert run.data.args["validation"] == share and splits(run) == expected
 
 
-def test_e3_recipes_with_a_protocol_keep_it():
+def test_recipes_with_a_protocol_keep_it():
   run = runs.run("configs/finetune.py", {}, init__from="x")
   assert splits(run) == {"val": ("val", "10%"), "test": ("test", "100%")}
   digits = runs.run(small={})
-  assert splits(digits) == {"test": ("test", "100%")}  # measured once; its training images stay the same
+  assert splits(digits) == {"test": ("test", "100%")}  # evaluated once; its training images stay the same
   assert list(runs.imagenet().evals) == ["minival", "test"] or "val" not in runs.imagenet().evals
 
 
-def test_e3_completing_a_run_again_changes_nothing():
+def test_completing_a_run_again_changes_nothing():
   run = run_of()
   assert build.complete(run) == run
   assert build.complete(config.resolve(to_plain(run))) == run
 
 
-def test_e3_a_run_from_before_goes_on_without_a_validation_split():
+def test_older_run_resumes_without_a_validation_split():
   now = to_plain(run_of(data__validation="0"))
   stored = {**now, "data": {key: value for key, value in now["data"].items() if key != "validation"}}
   assert migrations.list_former_defaults(stored)["data.validation"] == "0"
@@ -71,7 +71,7 @@ def test_e3_a_run_from_before_goes_on_without_a_validation_split():
   assert again.data.args["validation"] == 0 and splits(again) == {"test": ("test", "20%")}
 
 
-def test_e3_data_without_the_key_are_left_alone():
+def test_data_without_the_key_are_unchanged():
   data, evals = Choice("digits", {}), {"test": Choice("accuracy")}
   assert validation.add_share(data, evals) is data
   assert validation.add_share(Choice("folder", {"path": "x"}), {}) == Choice("folder", {"path": "x"})
@@ -79,7 +79,7 @@ def test_e3_data_without_the_key_are_left_alone():
   assert masked.args == {"validation": 0.1}
 
 
-def test_f2_a_partial_evaluation_keeps_the_other_keys_of_the_default():
+def test_partial_evaluation_keeps_the_other_keys_of_the_default():
   run = run_of(evals__val__every="10%")
   expected = run_of(evals__val__name="accuracy", evals__val__split="val", evals__val__every="10%")
   assert to_plain(run) == to_plain(expected)
@@ -90,7 +90,7 @@ def test_f2_a_partial_evaluation_keeps_the_other_keys_of_the_default():
 
 
 @pytest.mark.parametrize("name", ["val", "train", "test"])
-def test_f2_an_evaluation_named_like_a_split_measures_it(name):
+def test_evaluation_named_like_a_split_uses_it(name):
   edited = config.recipe(model={"name": "ViT-Ti/16"}, data={"name": "folder", "path": "x"}, optim={"name": "sgd"})
   edited.update({"total": "1ep", "batch": 8, "evals": {name: {"name": "accuracy"}}})
   edited.optim.lr = 0.1
@@ -100,13 +100,13 @@ def test_f2_an_evaluation_named_like_a_split_measures_it(name):
   assert other.evals[name].args["split"] == "all"
 
 
-def test_f2_an_evaluation_with_data_of_its_own_keeps_its_split():
+def test_evaluation_with_its_own_data_keeps_its_split():
   choice = Choice("accuracy", {"data": {"name": "digits"}})
   assert validation.add_splits(Choice("folder", {}), {"val": choice}) == {"val": choice}
 
 
 @pytest.mark.parametrize("args", [{"split": "val", "every": "50%"}, {"every": "50%"}])
-def test_f2_an_evaluation_of_val_alone_has_the_default_hold_out(args):
+def test_single_evaluation_of_val_uses_the_default_share(args):
   base = run_of()
   run = build.complete(
     runs.changed(base, data=Choice("folder", {"path": "x"}), evals={"val": Choice("accuracy", args)})
