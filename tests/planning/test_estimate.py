@@ -1,4 +1,4 @@
-"""Plans of small runs by the TPU's compiler, and what is said of runs that cannot be."""
+"""Tests of plans of small runs with the TPU compiler, and of the messages for invalid runs."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.heavy
 
 @pytest.fixture(scope="module")
 def schedules():
-  jax.jit(lambda x: x + 1)(1.0)  # a process that has decided whether it keeps programs
+  jax.jit(lambda x: x + 1)(1.0)  # lets the process decide whether it uses the compilation cache
   with estimate.use_tpu_compiler(kernels=True) as folder:
     yield folder
 
@@ -36,21 +36,21 @@ ACTIVITIES = []
 
 @pytest.fixture(scope="module")
 def planned(schedules):
-  rates = {"price": 2.0, "host_rate": 1e9}  # no device waits
+  rates = {"price": 2.0, "host_rate": 1e9}  # fast enough that no device waits
   return estimate.make_plan(runs.imagenet(), V3, schedules, **rates, start=ACTIVITIES.append)
 
 
 @pytest.mark.long
-def test_f4_each_long_activity_is_named_before_it_starts(planned):
+def test_each_long_activity_is_named_before_it_starts(planned):
   names = ["loading the TPU compiler", "building the train step", "compiling the train step"]
   assert [f"v3-8, ViT-S/16: {name}" for name in [*names, "reading the compiled program"]] == ACTIVITIES
 
 
 class FirstActivity(Exception):
-  """Ends a plan at its first activity, before anything compiles."""
+  """Ends a plan at its first activity, before any compilation."""
 
 
-def test_f4_the_name_contains_the_choices_of_a_search(tmp_path):
+def test_name_of_an_activity_contains_the_choices_of_a_search(tmp_path):
   def start(activity):
     raise FirstActivity(activity)
 
@@ -59,9 +59,9 @@ def test_f4_the_name_contains_the_choices_of_a_search(tmp_path):
     estimate.make_plan(run, V3, tmp_path, start=start)
 
 
-def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
+def test_plan_matches_a_compilation_of_the_same_step(planned):
   parts = build.build(runs.imagenet(), estimate.make_topology_devices(V3), catalog.open_known_split)
-  with warnings.catch_warnings(action="error"):  # that a kept program cannot be read
+  with warnings.catch_warnings(action="error"):  # fails if a cached program cannot be read
     compiled = parts.step.lower(parts.state_shapes, parts.batch_shapes, parts.frozen_shapes).compile()
   memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
   assert planned.fits and planned.problem is None
@@ -73,7 +73,7 @@ def test_a_plan_agrees_with_a_compile_of_the_same_step(planned):
   assert planned.checkpoint_bytes == sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
-def test_the_parts_of_a_step_add_up(planned):
+def test_parts_of_a_step_add_up(planned):
   assert planned.parts.keys() == {
     "augmentation", "forward and backward", "optimizer and average", "other", "collectives",
   }  # fmt: skip
@@ -81,7 +81,7 @@ def test_the_parts_of_a_step_add_up(planned):
   assert planned.parts["forward and backward"] > planned.parts["optimizer and average"] > 0
 
 
-def test_cycles_count_for_the_innermost_part_of_their_operation():
+def test_cycles_belong_to_the_innermost_part_of_their_operation():
   operations = [
     hlo.Operation("jit(step)/part_forward_and_backward/jvp(part_student)/dot_general", 70, None, 1),
     hlo.Operation("jit(step)/part_forward_and_backward/transpose(jvp(part_student))/while/body/add", 30, None, 24),
@@ -95,7 +95,7 @@ def test_cycles_count_for_the_innermost_part_of_their_operation():
   }  # fmt: skip
 
 
-def test_the_program_of_a_step_has_the_names_of_its_parts():
+def test_program_of_a_step_contains_the_names_of_its_parts():
   made = build.build(runs.run("configs/dinov2.py:glyphs", {"model.depth": "1", "optim.accumulate": "1"}, batch=32),
                      jax.devices()[:1], catalog.open_known_split)  # fmt: skip
   text = made.step.lower(made.state_shapes, made.batch_shapes, made.frozen_shapes).as_text(debug_info=True)
@@ -105,13 +105,13 @@ def test_the_program_of_a_step_has_the_names_of_its_parts():
   }  # fmt: skip
 
 
-def test_the_figures_of_a_run_follow_from_those_of_a_step(planned):
+def test_figures_of_a_run_follow_from_those_of_a_step(planned):
   examples = 1_268_355  # train[:99%] of ImageNet
   assert planned.steps == round(90 * examples / 64)
   assert not planned.input_bound and planned.host_rate_method == "measured"
   assert planned.hours == planned.device_hours == pytest.approx(planned.steps * planned.step_seconds / 3600)
   assert planned.core_days == pytest.approx(planned.hours / 24 * 8)
-  assert planned.cost == pytest.approx(2.0 * 4 * planned.hours)  # a price of chips, of which there are four
+  assert planned.cost == pytest.approx(2.0 * 4 * planned.hours)  # the price is per chip, and there are four chips
   assert planned.images_per_second_per_chip == pytest.approx(64 / planned.step_seconds / 4)
   assert planned.images_per_second_per_host == pytest.approx(64 / planned.step_seconds)
   assert planned.input_bytes_per_second_per_host == pytest.approx(115_000 * 64 / planned.step_seconds)
@@ -122,38 +122,41 @@ def test_the_figures_of_a_run_follow_from_those_of_a_step(planned):
 
 
 @pytest.mark.parametrize("host_rate", [1000.0, None])
-def test_devices_wait_for_hosts_that_make_too_few_images(planned, host_rate):
-  """The same step with hosts as measured, and as estimated, whose cores do not make what so small a model takes."""
+def test_devices_wait_for_hosts_that_prepare_too_few_images(planned, host_rate):
+  """Uses hosts with a measured rate and with an estimated rate.
+
+  Their cores cannot feed so small a model.
+  """
   parts = build.build(runs.imagenet(), estimate.make_topology_devices(V3), catalog.open_known_split)
   slow = estimate.estimate_run(planned, parts, V3, 2.0, host_rate)
   made = host_rate or feed.estimate_host_rate(runs.imagenet(), V3)
   assert slow.input_bound and made < slow.images_per_second_per_host == planned.images_per_second_per_host
   assert slow.host_rate == made and ("96 vCPUs" in slow.host_rate_method) == (host_rate is None)
-  # 90 epochs of images through one host; to the rounding of the steps.
+  # 90 epochs of images through one host, up to the rounding of the steps.
   assert slow.hours == pytest.approx(90 * 1_268_355 / made / 3600, rel=1e-4)
   assert slow.device_hours == planned.hours < slow.hours
   assert slow.cost == pytest.approx(2.0 * 4 * slow.hours) and slow.core_days == pytest.approx(slow.hours / 24 * 8)
   assert slow.images_per_second_per_chip == pytest.approx(made / 4)
   assert slow.mfu / planned.mfu == pytest.approx(planned.step_seconds / slow.pace)
-  # Evaluations wait too, and are in no other figure.
+  # Evaluations wait too, and are not included in any other figure.
   images = sum(each["times"] * each["images"] for each in slow.evaluations.values())
   assert slow.evaluation_hours == pytest.approx(images / made / 3600)
   assert slow.evaluation_hours > planned.evaluation_hours > 0
 
 
 @pytest.mark.long
-def test_a_scanned_step_counts_every_layer(schedules, planned):
+def test_scanned_step_counts_every_layer(schedules, planned):
   scanned = estimate.make_plan(runs.imagenet(model__scan=True, model__depth=6), V3, schedules)
   assert scanned.flops_method != planned.flops_method == "compiler"
   unrolled = build.build(runs.imagenet(model__depth=6), estimate.make_topology_devices(V3), catalog.open_known_split)
   products = flops.count_flops(unrolled.step, unrolled.state_shapes, unrolled.batch_shapes, unrolled.frozen_shapes)
   assert scanned.flops == pytest.approx(products / 8, rel=0.01)
-  # A step of two layers takes less, and one of so many times as many layers more; what is outside of them counts once.
+  # A step of two layers is faster, and so many times as many layers are slower. Parts outside the layers count once.
   assert planned.step_seconds < scanned.step_seconds < 6 * planned.step_seconds
 
 
 @pytest.mark.long
-def test_a_kernel_s_cycles_are_in_the_estimate(schedules):
+def test_cycles_of_a_kernel_are_in_the_estimate(schedules):
   fused = estimate.make_plan(runs.imagenet(model__attention="fused"), V3, schedules)
   assert fused.kernels == {"fused_attention_forward": 2, "fused_attention_backward": 2}
   assert fused.method == "compiler's cycles and kernels' schedules"
@@ -161,7 +164,7 @@ def test_a_kernel_s_cycles_are_in_the_estimate(schedules):
 
 
 @pytest.mark.long
-def test_what_does_not_fit_is_a_result(schedules):
+def test_run_that_does_not_fit_gives_a_plan_with_the_problem(schedules):
   whole = dict.fromkeys(("model__depth", "model__width", "model__hidden", "model__heads"), "default")
   big = estimate.make_plan(runs.imagenet(model__name="ViT-G/14", data__image_size=28, **whole), V3, schedules)
   assert not big.fits
@@ -174,7 +177,7 @@ def test_what_does_not_fit_is_a_result(schedules):
   assert "cannot be divided over 8 devices" in odd.problem
 
 
-def test_the_compiler_s_words_on_memory_are_understood():
+def test_needed_memory_is_parsed_from_compiler_messages():
   for text in (
     "Ran out of memory on HBM, the total memory required for HLO temporaries (149.06G) exceeds available HBM (15.48G).",
     "Ran out of memory in memory space hbm. Used 149.06G of 15.48G hbm. Exceeded hbm capacity by 133.58G.",
@@ -183,7 +186,7 @@ def test_the_compiler_s_words_on_memory_are_understood():
   assert estimate.parse_needed_bytes("something else") == 0
 
 
-def test_without_the_compiler_the_error_names_the_extra(monkeypatch):
+def test_error_without_the_compiler_names_the_extra(monkeypatch):
   monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
   with (
     pytest.raises(schema.ConfigError, match=r"needs the extra tpu: pip install -e '.\[tpu\]'"),

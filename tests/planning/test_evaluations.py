@@ -1,4 +1,4 @@
-"""The cost of evaluations: how often the loop measures, what it measures, and forward passes counted by themselves."""
+"""Tests of the cost of evaluations: their number, their images, and forward passes counted separately."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ def parts(run):
   return build.build(run, jax.devices(), catalog.open_known_split)
 
 
-def test_the_validation_set_is_measured_as_often_as_the_loop_does():
+def test_validation_is_counted_as_often_as_the_loop_evaluates():
   evals = {
     "validation": schema.Choice("accuracy", {"split": "validation", "every": "7"}),
     "probes": schema.Choice("fewshot", {"every": "20"}),
@@ -37,7 +37,7 @@ def test_the_validation_set_is_measured_as_often_as_the_loop_does():
   )
 
 
-def test_a_forward_pass_is_its_share_of_a_step():
+def test_share_of_a_forward_pass_matches_its_flops():
   run = parts(runs.imagenet())
   model = models.functional(run.model.description)
   images = jax.ShapeDtypeStruct((run.run.batch, 32, 32, 3), "float32")

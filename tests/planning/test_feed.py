@@ -1,4 +1,7 @@
-"""The estimate of what a host makes: from cores, stored images, pixels and policies, against sums by hand."""
+"""Tests of the estimated input rate of a host, against sums by hand.
+
+The estimate uses cores, stored sizes, pixels and policies.
+"""
 
 import pytest
 
@@ -18,14 +21,14 @@ PLAIN, RANDAUGMENT = feed.PLAIN_SECONDS, feed.RANDAUGMENT_SECONDS
 @pytest.mark.parametrize(
   ("changes", "seconds"),
   [
-    # ImageNet's images are 115 kB, those that were measured 90 kB.
+    # ImageNet's images have 115 kB. The measured images have 90 kB.
     (dict(data__image_size=224), PLAIN * 115 / 90 + (RANDAUGMENT - PLAIN)),
     (dict(data__image_size=224, data__policy__layers=0), PLAIN * 115 / 90),
     (dict(data__image_size=224, data__policy__layers=3), PLAIN * 115 / 90 + (RANDAUGMENT - PLAIN) * 3 / 2),
     (dict(data__image_size=448), PLAIN * 115 / 90 + (RANDAUGMENT - PLAIN) * 4),
   ],
 )
-def test_an_image_costs_its_bytes_and_its_operations(changes, seconds):
+def test_cost_of_an_image_depends_on_its_bytes_and_operations(changes, seconds):
   assert feed.estimate_seconds_per_image(runs.imagenet(**changes)) == pytest.approx(seconds)
 
 
@@ -39,7 +42,7 @@ def test_an_image_costs_its_bytes_and_its_operations(changes, seconds):
     (dict(data__policy__name="autoaugment"), 3.0e-3),
   ],
 )
-def test_scaling_without_aliasing_and_other_policies_cost_too(changes, seconds):
+def test_antialiased_scaling_and_other_policies_have_a_cost(changes, seconds):
   plain = {"data__image_size": 224, "data__policy__layers": "default", "data__policy__magnitude": "default"}
   plain |= {"data__crop__name": "inception", "data__policy__name": "none"}
   more = feed.estimate_seconds_per_image(runs.imagenet(**plain | changes)) - feed.estimate_seconds_per_image(
@@ -52,19 +55,19 @@ def test_every_policy_has_a_cost():
   assert set(feed.POLICY_SECONDS) == set(policies.POLICIES) - {"none"}
 
 
-def test_timm_s_operations_are_left_out_half_of_the_time():
+def test_cost_of_a_policy_scales_with_its_probability():
   some = dict(data__image_size=224, data__policy__name="randaugment_increasing", data__policy__layers=2)
   half, always = (feed.estimate_seconds_per_image(runs.imagenet(**some, data__policy__probability=p)) for p in (0.5, 1))
   plain = feed.estimate_seconds_per_image(runs.imagenet(data__image_size=224, data__policy__layers=0))
   assert half - plain == pytest.approx((always - plain) / 2)
 
 
-def test_a_folder_s_images_are_the_photographs_that_were_measured():
+def test_images_of_a_folder_cost_as_much_as_the_measured_photographs():
   run = runs.run("configs/folder.py", {"data.path": "/photos"})
   assert feed.estimate_seconds_per_image(run) == pytest.approx(PLAIN)
 
 
-def test_the_parts_of_a_mixture_count_by_their_weights():
+def test_parts_of_a_mixture_count_by_their_weights():
   file = flags.load_config(
     str(runs.ROOT / "configs/vit_s16_i1k.py"), {"data.policy.layers": "0", "data.image_size": "224"}
   )
@@ -76,22 +79,22 @@ def test_the_parts_of_a_mixture_count_by_their_weights():
   assert feed.get_image_bytes(build.complete(config.resolve(file)).data) is None
 
 
-def test_small_images_cost_what_is_not_decoding():
+def test_small_images_have_only_the_fixed_cost():
   assert 0 < feed.estimate_seconds_per_image(runs.run()) < PLAIN / 5
 
 
-def test_a_host_s_rate_is_that_of_its_cores():
+def test_rate_of_a_host_is_proportional_to_its_cores():
   run = runs.imagenet(data__image_size=224)
   v3, v6 = (feed.estimate_host_rate(run, hardware.parse_slice(name)) for name in ("v3-8", "v6e-16"))
   assert v3 == pytest.approx(96 / (PLAIN * 115 / 90 + RANDAUGMENT - PLAIN))
   assert v6 / v3 == pytest.approx(180 / 96)
 
 
-def test_a_host_of_96_cores_feeds_the_baseline():
+def test_host_of_96_cores_feeds_the_baseline():
   assert feed.estimate_host_rate(runs.imagenet(data__image_size=224), hardware.parse_slice("v3-8")) > 5100
 
 
-def test_the_views_of_an_image_are_decoded_once_and_changed_each():
+def test_views_of_an_image_are_decoded_once_and_augmented_separately():
   run = runs.imagenet(data__image_size=224)
   crop = Choice("inception", {"area": (0.2, 0.6), "interpolation": "bicubic"})
   views = (Views("global", 224, crop, (Choice("dino"),) * 2), Views("local", 112, crop, (Choice("none"),) * 4))

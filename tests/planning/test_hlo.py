@@ -1,4 +1,4 @@
-"""The reading of a compiled program, against programs whose traffic is known, and the sharding of our own step."""
+"""Tests of reading a compiled program, with known traffic, and of the sharding of the train step."""
 
 import math
 
@@ -59,7 +59,7 @@ ENTRY %main (arg: f32[4,8]) -> f32[4,8] {
 """
 
 
-def test_a_program_is_read_with_its_loops():
+def test_program_is_read_with_its_loops():
   named = TEXT.replace("calls=%inner", 'calls=%inner, metadata={op_name="jit(step)/a/mul"}')
   program = hlo.read_program(named.replace('tpu_custom_call"', 'tpu_custom_call", metadata={op_name="b"}'))
   assert program.cycles == 24 * 100 + 7
@@ -72,7 +72,8 @@ def test_a_program_is_read_with_its_loops():
     "all-gather": (1, 128 + 16, (128 + 16) / 2),
     "collective-permute": (1, 128, 128),
   }
-  # Fusion and reduction read and write 128 bytes 24 times, with a comparison; then gather, kernel, permutation, send.
+  # Fusion and reduction read and write 128 bytes 24 times, with a comparison. Then follow gather, kernel, permutation
+  # and send.
   assert program.traffic == 24 * (4 * 128 + 9) + (256 + 144) + 2 * 128 + 2 * 128 + (128 + 68)
 
 
@@ -85,14 +86,14 @@ def test_a_program_is_read_with_its_loops():
     ("replica_groups={}", 0),
   ],
 )
-def test_groups_are_written_in_several_ways(groups, size):
+def test_replica_groups_are_parsed_in_every_notation(groups, size):
   program = hlo.read_program(TEXT.replace("replica_groups=[2,4]<=[8]", groups))
   share = (size - 1) / size if size else 0
   assert program.collectives["all-reduce"] == (24, 24 * 128, 24 * 128 * 2 * share)
 
 
 @pytest.mark.heavy
-def test_a_loop_s_collectives_count_each_turn():
+def test_collectives_in_a_loop_count_once_per_iteration():
   grid = sharding.make_mesh(config.Mesh(data=1, fsdp=8), jax.devices())
   weights = jax.ShapeDtypeStruct((5, 16, 32), np.float32, sharding=NamedSharding(grid, PartitionSpec(None, "fsdp")))
   whole = NamedSharding(grid, PartitionSpec())
@@ -108,11 +109,11 @@ def test_a_loop_s_collectives_count_each_turn():
   assert (calls, payload, moved) == (5, 5 * 16 * 32 * 4, 5 * 16 * 32 * 4 * 7 / 8)
 
 
-# The step of a run: who talks to whom.
+# The step of a run: communication between devices.
 
 
 def parts(**changes):
-  """A small ViT in bfloat16 for ImageNet, of which no image is here, on 8 devices."""
+  """Builds a small bfloat16 ViT for ImageNet on 8 devices, without any image."""
   edited = flags.load_config(str(runs.ROOT / "configs/vit_s16_i1k.py"))
   for part in ("mixing", "policy"):
     del edited.data[part]
@@ -134,21 +135,21 @@ def elements(shapes):
 
 
 @pytest.mark.long
-def test_a_data_parallel_step_reduces_every_gradient_once_and_gathers_nothing():
+def test_data_parallel_step_reduces_gradients_once_without_gathers():
   made = parts()
   traffic = collectives(made)
   params = elements(made.state_shapes.params.values())
   assert "all-gather" not in traffic and "reduce-scatter" not in traffic
-  # In float32 or bfloat16, and a few scalars for metrics.
+  # In float32 or bfloat16, with a few scalars for metrics.
   assert 2 * params <= traffic["all-reduce"].payload <= 4 * params + 1000
-  # The average of the weights is split although the weights are not.
+  # The averaged weights are sharded although the weights are not.
   path = "blocks/0/mlp/up/kernel"
   assert made.state_shapes.params[path].sharding.shard_shape((256, 512)) == (256, 512)
   assert made.state_shapes.ema[path].sharding.shard_shape((256, 512)) == (32, 512)
 
 
 def split(made, blocks):
-  """Elements of the parameters that are split, of those in the blocks or of the others."""
+  """Counts the elements of sharded parameters, either in the blocks or outside them."""
   shapes = made.state_shapes.params.items()
   return elements(
     leaf
@@ -159,31 +160,31 @@ def split(made, blocks):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("scan", [False, True])
-def test_a_fully_sharded_step_gathers_layer_by_layer(scan):
+def test_fully_sharded_step_gathers_layer_by_layer(scan):
   choice = dict(model__scan=True, model__remat="full") if scan else {}
   made = parts(mesh__data=1, mesh__fsdp=8, **choice)
   compiled = made.compile().as_text()
   program = hlo.read_program(compiled)
-  # All weights of the blocks arrive once, or twice where the backward pass computes a layer again; the others at most
-  # twice. In bfloat16, for which a CPU takes float32.
+  # All weights of the blocks arrive once, or twice if the backward pass recomputes a layer. Other weights arrive at
+  # most twice. They are bfloat16, which a CPU converts to float32.
   blocks, others = split(made, True) * (2 if scan else 1), split(made, False)
   assert blocks > others > 0
   assert 2 * blocks <= program.collectives["all-gather"].payload <= 4 * (blocks + 2 * others)
   if scan:
-    # Inside the loops: a gather outside of them would show once, and with all layers in its shape.
+    # Inside the loops. A gather outside them would occur once, with all layers in its shape.
     assert program.collectives["all-gather"].calls >= 2 * 6 * 3
     assert not [line for line in compiled.splitlines() if " all-gather(" in line and "[3," in line.split("=")[1][:40]]
-  # And every gradient is reduced: none is larger than once in float32.
+  # Every gradient is reduced at most once in float32.
   reduced = sum(program.collectives[k].payload for k in ("all-reduce", "reduce-scatter") if k in program.collectives)
   assert reduced <= 4.5 * elements(made.state_shapes.params.values())
 
 
 @pytest.mark.long
-def test_a_tensor_parallel_step_keeps_its_weights_split():
+def test_tensor_parallel_step_keeps_its_weights_sharded():
   made = parts(mesh__data=2, mesh__tensor=4)
   traffic = collectives(made)
   weights = split(made, True)
   gathered = traffic["all-gather"].payload if "all-gather" in traffic else 0
   assert gathered < 0.1 * 2 * weights
-  # Each block adds up two partial products forward and two backward, of its rows [8, tokens, 256].
+  # Each block sums two partial products forward and two backward, of its rows [8, tokens, 256].
   assert traffic["all-reduce"].calls >= 1

@@ -1,4 +1,4 @@
-"""Lines about the progress of long work: their text, their interval and their end."""
+"""Tests of progress lines of long work: their text, their interval and their end."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ import pytest
 from vit_jax.planning import progress
 
 
-def test_f4_a_line_names_the_activity_and_its_own_time():
+def test_line_contains_the_activity_and_its_own_time():
   now = [100.0]
   lines = progress.Progress(lambda: now[0])
   lines.start("v3-32: building")
@@ -19,7 +19,7 @@ def test_f4_a_line_names_the_activity_and_its_own_time():
   assert lines.line() == "v3-32: compiling, 10:05 elapsed"
 
 
-def test_f4_lines_appear_on_stderr_until_the_work_ends(capsys):
+def test_lines_are_printed_to_stderr_until_the_work_ends(capsys):
   lines = progress.Progress(lambda: 0.0)
   printed = ""
   with lines.print_regularly(0.01):
@@ -36,7 +36,7 @@ def test_f4_lines_appear_on_stderr_until_the_work_ends(capsys):
   assert capsys.readouterr().err == "" and "progress" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_f4_work_that_takes_less_than_the_interval_prints_nothing_and_is_not_delayed(capsys):
+def test_short_work_prints_no_line_and_is_not_delayed(capsys):
   began = time.monotonic()
   with progress.Progress().print_regularly(15.0) as lines:
     lines.start("compiling")
@@ -44,7 +44,7 @@ def test_f4_work_that_takes_less_than_the_interval_prints_nothing_and_is_not_del
   assert capsys.readouterr().err == ""
 
 
-def test_f4_an_error_of_the_work_ends_the_lines():
+def test_error_of_the_work_ends_the_lines():
   with pytest.raises(ValueError, match="work"), progress.Progress().print_regularly(0.01):
     raise ValueError("work")
   assert "progress" not in [thread.name for thread in threading.enumerate()]

@@ -1,4 +1,4 @@
-"""The search of meshes, rematerialisation and micro-batches: what it tries, in which order, what it stops at."""
+"""Tests of the search of meshes, rematerialisation and micro-batches: candidates, order and stopping."""
 
 import dataclasses
 
@@ -13,7 +13,10 @@ V3 = hardware.parse_slice("v3-8")
 
 
 def plan(seconds, needed=1):
-  """A plan of so many seconds a step, or one that does not fit and needs so many bytes (0: cannot be)."""
+  """Returns a plan with `seconds` per step, or a plan that does not fit and needs so many bytes.
+
+  With 0 bytes, the plan is impossible.
+  """
   base = Plan("v3:2x2", "v3-8", 8, 1, "data=8", hbm_bytes=needed)
   if seconds is None:
     return dataclasses.replace(base, problem="does not fit")
@@ -21,7 +24,10 @@ def plan(seconds, needed=1):
 
 
 def searched(answer):
-  """Plans of a search in which `answer(fsdp, remat, micro-batches)` is the plan; and what it was asked for."""
+  """Returns the plans of a search, and the requested candidates.
+
+  `answer(fsdp, remat, micro-batches)` is the plan of a candidate.
+  """
   asked = []
 
   def make_plan(run, slice_):
@@ -34,7 +40,7 @@ def searched(answer):
   return list(search.generate_plans(runs.imagenet(), V3, make_plan)), asked
 
 
-def test_micro_batches_double_while_that_helps():
+def test_micro_batches_are_doubled_while_steps_get_faster():
   seconds = {(1, 1): 3.0, (1, 2): 2.0, (1, 4): 2.5, (8, 1): 1.0, (8, 2): 1.5, (4, 1): 5.0, (4, 2): 5.0}
   plans, asked = searched(lambda fsdp, remat, micro_batches: plan(seconds[fsdp, micro_batches]))
   assert asked == [(fsdp, "none", micro_batches) for fsdp, micro_batches in seconds]
@@ -43,13 +49,13 @@ def test_micro_batches_double_while_that_helps():
   assert plans[0].mesh == "data=8; unrolled, remat none, micro-batches 1"
 
 
-def test_plans_that_wait_for_data_rank_by_how_long_they_take():
+def test_input_bound_plans_are_ranked_by_their_total_time():
   quick, slow = dataclasses.replace(plan(1.0), input_step_seconds=4.0, input_bound=True), plan(3.0)
   even = dataclasses.replace(plan(2.0), input_step_seconds=4.0, input_bound=True)
   assert search.rank_plans([even, quick, plan(None), slow])[:3] == [slow, quick, even]
 
 
-def test_micro_batches_stop_where_data_are_what_takes_time():
+def test_micro_batches_stop_if_the_input_is_the_bottleneck():
   _, asked = searched(lambda *choice: dataclasses.replace(plan(1 / choice[2]), input_step_seconds=2.0))
   assert [micro_batches for fsdp, _, micro_batches in asked if fsdp == 1] == [1, 2]
 
@@ -63,7 +69,7 @@ def test_memory_is_saved_step_by_step_until_a_run_fits():
   assert [remat for _, remat, _ in asked[:14]] == saving + saving[:4] + saving
 
 
-def test_the_next_mesh_is_tried_where_saving_memory_would_not_help():
+def test_next_mesh_is_tried_if_saving_memory_does_not_help():
   plans, asked = searched(lambda *_: plan(None, needed=0))
   assert asked == [(1, "none", 1), (8, "none", 1), (4, "none", 1)] and len(plans) == 3
 
@@ -76,7 +82,7 @@ def test_the_next_mesh_is_tried_where_saving_memory_would_not_help():
     ("2xv5e-64", [(2, 1, 1), (2, 64, 1), (2, 8, 1), (2, 32, 1), (2, 32, 2)]),
   ],
 )
-def test_meshes_suit_the_slice(slice_, shapes):
+def test_meshes_match_the_slice(slice_, shapes):
   meshes = search.list_meshes(hardware.parse_slice(slice_))
   assert [(mesh.replica, mesh.fsdp, mesh.tensor) for mesh in meshes] == shapes
   assert {mesh.data for mesh in meshes} == {-1}

@@ -1,4 +1,4 @@
-"""Plans in words."""
+"""Tests of the text of plans."""
 
 import dataclasses
 
@@ -9,14 +9,14 @@ GOOD = Plan("v3:2x2", "v3-8", 8, 1, "data=8", fits=True, step_seconds=0.0125, co
 BAD = Plan("v3:4x4", "v3-32", 32, 4, "data=32", problem="does not fit")
 
 
-def test_what_does_not_run_has_its_reason_below_the_table():
+def test_reason_of_a_failed_plan_is_below_the_table():
   heading, row, reason = tables.format_plans([GOOD, BAD]).splitlines()
   assert heading.split()[:2] == ["slice", "mesh"] and "cost" not in heading
   assert row.startswith("v3-8 ") and " 12.5 " in row and " 0.4 " in row
   assert reason == "v3-32, data=32: does not fit" == tables.format_plans([BAD])
 
 
-def test_a_cost_and_collectives_are_there_where_they_are_known():
+def test_cost_and_collectives_are_printed_if_known():
   kinds = {"all-reduce": {"calls": 3, "payload": 2e6, "moved": 4e6}}
   heading, row, collectives = tables.format_plans(
     [dataclasses.replace(GOOD, cost=1234.5, collectives=kinds)]
@@ -32,20 +32,20 @@ def test_parts_of_a_step_are_a_line_with_their_shares():
   assert line == "v3-8, data=8: parts of a step: student 10.0 ms (80%); collectives 2.5 ms (20%)"
 
 
-def test_evaluations_are_a_line_of_their_own():
+def test_evaluations_are_on_a_separate_line():
   known = {"validation": {"times": 20, "images": 50_176}, "probes": None}
   _, _, line = tables.format_plans([dataclasses.replace(GOOD, evaluations=known, evaluation_hours=1.25)]).splitlines()
   assert line == "v3-8, data=8: evaluations: 1.25 additional hours: validation 20 x 50,176 images, probes not counted"
 
 
-def test_a_line_says_whether_a_plan_fits():
+def test_line_contains_whether_a_plan_fits():
   limited = dataclasses.replace(GOOD, hbm_bytes=2**31, hbm_limit=2**34, limit="memory", method="roofline")
   assert tables.format_plan(limited).startswith("v3-8             data=8: fits, 2.0 of 16.0 GiB, 12.5 ms")
   assert "memory" in tables.format_plan(limited) and "roofline" in tables.format_plan(limited)
   assert tables.format_plan(BAD) == "v3-32            data=32: does not fit"
 
 
-def test_an_input_bound_run_is_named_with_both_times():
+def test_input_bound_run_is_named_with_both_times():
   slow = dataclasses.replace(
     GOOD, input_bound=True, input_step_seconds=0.05, images_per_second_per_host=20_480, host_rate=5120,
     host_rate_method="measured", hours=40.0, device_hours=10.0, limit="memory",
