@@ -26,7 +26,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 4}, {"data": 4, "tensor": 2}], ids=str)
-def test_global_arrays_contain_every_row_in_order_split_over_the_batch_axes(sizes):
+def test_global_arrays_contain_all_rows_in_order_over_the_batch_axes(sizes):
   grid = sharding.make_mesh(config.Mesh(**sizes), jax.devices())
   split = sharding.make_batch_sharding(grid)
   local = Rows(sharding.find_local_rows(split, 16))

@@ -88,7 +88,7 @@ def test_several_boxes_share_the_area():
   assert max(len(np.unique(image[(image != 50).any(-1)], axis=0)) for image in four) == 4
 
 
-def test_images_stay_unchanged_without_a_fitting_box_or_at_probability_zero():
+def test_images_are_unchanged_without_a_fitting_box_or_probability():
   images = np.full((50, 16, 16, 3), np.float32(50))
   assert (erased(images, probability=1.0, area=(1.0, 1.0), fill="zero") == 50).all()
   assert (erased(images, probability=0.0, fill="zero") == 50).all()

@@ -18,7 +18,7 @@ def warp(images, angle=0.0, skew=0.0, zoom=1.0, shift=(0.0, 0.0)):
 
 
 @pytest.mark.parametrize("shape", [(9, 9), (8, 8), (5, 12)])
-def test_identity_warp_changes_nothing(shape):
+def test_identity_warp_keeps_images(shape):
   images = modules.pictures(3, *shape)
   np.testing.assert_array_equal(warp(images), images)
 

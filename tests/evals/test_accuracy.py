@@ -58,7 +58,7 @@ def test_padding_does_not_count_and_every_batch_is_polled():
   assert len(polls) == 3
 
 
-def test_any_of_several_labels_may_be_right():
+def test_prediction_may_match_any_of_several_labels():
   label = np.array([[0, 2, -1], [1, -1, -1], [3, 4, 5], [-1, -1, -1]])
   best = np.array([[2, 1], [0, 1], [6, 0], [0, 1]])
   mask = np.array([1.0, 1, 1, 0])

@@ -33,12 +33,12 @@ def test_difference_of_means_matches_welch():
 
 
 def all_right(images=67, classes=4):
-  """Returns predictions that are all right."""
+  """Returns predictions that are all correct."""
   predictions = made.drawn(0, images, classes, classes)
   return predictions._replace(label=predictions.best[:, 0])
 
 
-def test_images_that_are_all_right_have_an_interval_of_positive_width():
+def test_interval_has_positive_width_if_all_images_are_correct():
   bounds = metrics.compute_intervals(all_right(), 4, resamples=50)
   for name in ("top1", "top5", "recall_weighted"):
     expected = stats.binomtest(67, 67).proportion_ci(0.95, method="wilson")
@@ -47,7 +47,7 @@ def test_images_that_are_all_right_have_an_interval_of_positive_width():
   assert all(low < high for low, high in bounds.values())
 
 
-def test_images_that_are_all_wrong_have_an_interval_of_positive_width():
+def test_interval_has_positive_width_if_all_images_are_incorrect():
   predictions = made.drawn(0, 40, 8, 8)
   wrong = predictions._replace(label=np.array([(set(range(8)) - set(row)).pop() for row in predictions.best.tolist()]))
   bounds = metrics.compute_intervals(wrong, 8, resamples=50)

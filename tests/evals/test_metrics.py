@@ -128,7 +128,7 @@ def test_nan_logits_have_no_average_precision():
 @pytest.mark.parametrize("edge", range(1, 15))
 def test_confidence_at_an_edge_belongs_to_the_bin_below(edge):
   pair = rows(drawn(0, 1, 3, 3), [0, 0])
-  pair = pair._replace(label=np.array([pair.best[0, 0], (pair.best[0, 0] + 1) % 3]))  # one right, one wrong
+  pair = pair._replace(label=np.array([pair.best[0, 0], (pair.best[0, 0] + 1) % 3]))  # one correct, one incorrect
   edge = edge / 15  # in float64, which represents the edge itself
   above, below = (
     metrics.compute_metrics(pair._replace(confidence=np.array([edge, other])), 3)["calibration_error"]
@@ -266,7 +266,7 @@ def test_confidence_bins_add_up_to_the_calibration_error(images, classes, presen
   assert error == pytest.approx(metrics.compute_metrics(predictions, classes)["calibration_error"], **CLOSE)
 
 
-def test_worst_mistakes_are_the_most_confident_wrong_images():
+def test_worst_mistakes_are_the_most_confident_incorrect_images():
   generator = np.random.default_rng(3)
   label, best = generator.integers(0, 4, (200, 2)), generator.integers(0, 4, (200, 1))
   label[:50] = -1

@@ -57,7 +57,7 @@ def test_recipes_with_a_protocol_keep_it():
   assert list(runs.imagenet().evals) == ["minival", "test"] or "val" not in runs.imagenet().evals
 
 
-def test_completing_a_run_again_changes_nothing():
+def test_completing_a_run_again_does_not_change_it():
   run = run_of()
   assert build.complete(run) == run
   assert build.complete(config.resolve(to_plain(run))) == run

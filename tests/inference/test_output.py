@@ -74,7 +74,7 @@ def test_interrupted_write_keeps_the_previous_file(tmp_path):
   assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_screen_shows_the_first_rows_and_the_number_of_others():
+def test_screen_shows_the_first_rows_and_counts_the_remaining_rows():
   many = [FileResult(f"{i}\x1b[2J.jpg", np.int32([1, 0]), np.float32([0.75, 0.25])) for i in range(output.SHOWN + 7)]
   many[1] = FileResult("x" * 100, reason="torn\nfile")
   lines = list(output.format_lines(many, CLASSES))

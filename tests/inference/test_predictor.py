@@ -123,7 +123,7 @@ def test_features_that_are_not_finite_are_an_error(model, photo):
     broken(model, "norm/bias", np.inf).features([photo, photo])
 
 
-def test_one_overflowing_image_is_named_among_others(model):
+def test_single_overflowing_image_is_named(model):
   grey, white = (np.full((32, 32, 3), value, np.uint8) for value in (127, 255))
   kernel = model.params["embedding/kernel"]
   overflowing = dataclasses.replace(model, params={**model.params, "embedding/kernel": kernel * 2e38})

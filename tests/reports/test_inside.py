@@ -222,7 +222,7 @@ def test_images_not_cropped_for_the_model_are_refused():
       inside.inspect_model(model, [bad])
 
 
-def test_diverged_weights_are_one_line():
+def test_diverged_weights_are_reported_in_one_line():
   name, args, side, *_ = ATTENDING["class token"]
   model = predictor(name, args, side)
   broken = dataclasses.replace(model, params={**model.params, "norm/bias": jnp.full(16, jnp.nan)})
@@ -232,7 +232,7 @@ def test_diverged_weights_are_one_line():
     inside.inspect_model(broken, squares(side))
 
 
-def test_attention_that_is_not_finite_is_one_line_without_a_map():
+def test_attention_that_is_not_finite_is_reported_without_a_map():
   name, args, side, *_ = ATTENDING["class token"]
   model = predictor(name, args, side)
   params = {path: value * 1e30 if path.endswith("query/kernel") else value for path, value in model.params.items()}

@@ -156,7 +156,7 @@ def test_confidence_replaces_missing_probabilities():
   assert [picture.lines[-1] for picture in pictures] == [f"test/<b>{i}</b>.jpg" for i in least]
 
 
-def test_images_with_several_labels_have_no_matrix_and_any_label_is_right():
+def test_images_with_several_labels_have_no_matrix_but_any_label_counts():
   predictions = made.drawn(7, 500, 12, 12, most=3)
   kept = (predictions.label >= 0).any(1)  # the evaluation leaves out images without labels
   predictions = made.rows(predictions, kept)

@@ -131,7 +131,7 @@ def test_error_of_an_unreadable_image_replaces_its_label(monkeypatch, tmp_path):
   assert "tiny: 9, of which the worst 1 are shown. The JSON file contains more" in words
 
 
-def test_harmless_outliers_are_gray_and_others_red():
+def test_harmless_outliers_are_gray_and_other_outliers_red():
   looks = [(2.0, [ImageFacts(1, (0,), 4000, 3000)])]
   for harmless, colour in ((True, preview_sheet._GREY), (False, preview_sheet._RED)):
     items, _ = preview_sheet.arrange_outliers(

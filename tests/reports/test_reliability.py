@@ -38,7 +38,7 @@ def test_bins_match_a_loop(images):
 
 
 def drawn(confidence, right):
-  """Returns (description, texts of the chart) of predictions with these confidences, some of them right."""
+  """Returns (description, texts of the chart) of predictions with these confidences, some of them correct."""
   bins = np.clip(np.ceil(confidence * 15).astype(int) - 1, 0, 14)
   sums = (np.bincount(bins, weights, 15) for weights in (right, confidence))
   chart, _ = reliability.make_parts(metrics.Bins(np.bincount(bins, minlength=15), *sums), confidence, right)
@@ -54,15 +54,15 @@ def test_direction_of_miscalibration_is_reported_and_drawn(hits, word):
   assert [text for text in texts if text.startswith("probability ") and "share" in text] == [side]
 
 
-def test_67_images_that_are_all_right_decide_nothing():
-  # A reported case: 67 of 67 images were right, and the page called the model "too unsure".
+def test_67_correct_images_are_too_few_to_decide():
+  # A reported case: 67 of 67 images were correct, and the page called the model "too unsure".
   about, _ = drawn(np.full(67, 0.97), np.ones(67))
   assert "not enough images to decide whether it is over- or under-confident" in about
   assert "not enough images to decide whether the model is miscalibrated" in about
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 64, 300])
-def test_number_of_right_images_has_its_exact_distribution(count):
+def test_number_of_correct_images_has_its_exact_distribution(count):
   probability = np.random.default_rng(count).uniform(size=count)
   mass = np.ones(1)  # image by image
   for p in probability:

@@ -246,7 +246,7 @@ print(json.dumps({name: [(row.step, row.value) for row in history] for name, his
 """
 
 
-def test_exception_of_a_tracker_is_one_line(tmp_path, monkeypatch):
+def test_exception_of_a_tracker_is_reported_in_one_line(tmp_path, monkeypatch):
   monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
   write(tmp_path, 3)
 

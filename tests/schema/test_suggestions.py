@@ -98,7 +98,7 @@ def test_number_sets_an_argument_of_the_choice_that_its_name_suggests():
     assert key.rpartition(".")[0] == aliases.KEYS[name][0].rpartition(".")[0] and choice.isidentifier()
 
 
-def test_several_suggestions_are_one_line_to_paste():
+def test_several_suggestions_are_joined_in_one_line():
   found = [
     suggestions.suggest_for_key("batch_size", "32"),
     Suggestion(remark="Leave it out"),

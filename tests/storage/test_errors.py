@@ -278,7 +278,7 @@ def test_run_with_failed_saves_resumes_to_the_same_bits(parts, whole, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("moved", [True, False])
-def test_run_without_its_workdir_ends_and_writes_nothing_elsewhere(parts, tmp_path, moved):
+def test_run_without_its_workdir_ends_without_writing_elsewhere(parts, tmp_path, moved):
   workdir = tmp_path / "run"
   gone = functools.partial(workdir.rename, tmp_path / "moved") if moved else functools.partial(shutil.rmtree, workdir)
   with pytest.raises(FileNotFoundError, match="the workdir no longer exists"):
@@ -312,7 +312,7 @@ def test_result_accounts_for_the_whole_time(parts, tmp_path):
   assert account["program_startup"] > 0 < account["custom_badput_events"]
 
 
-def test_error_of_a_full_disk_is_one_line(tmp_path, capsys):
+def test_full_disk_is_reported_in_one_line(tmp_path, capsys):
   def verb():
     with limited(10), files.atomic_write(tmp_path / "p.csv") as partial:
       partial.write_text("x" * 100)

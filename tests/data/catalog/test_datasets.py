@@ -132,7 +132,7 @@ def test_keys_of_a_dataset_match_its_reader(name):
     ("jft300m", ("no public builder", "'train[:50000]'")),
   ],
 )
-def test_description_of_a_dataset_is_one_line(name, words):
+def test_description_of_a_dataset_has_one_line(name, words):
   line = catalog.describe_dataset(name)
   assert all(word in line for word in words) and "\n" not in line
 

@@ -21,7 +21,7 @@ def test_every_image_extension_is_read_and_all_files_are_counted(tmp_path):
   )
 
 
-def test_images_outside_of_classes_and_inner_folders_are_reported_as_ignored(tmp_path):
+def test_images_outside_classes_and_inner_folders_are_reported_as_ignored(tmp_path):
   path = write(tmp_path, "1.png", "2.jpg", "train/a/3.png", "train/a/deep/4.png", "train/b/5.png", "other/c/6.png")
   assert folder(path, "train", test="train").note == (
     f"{path!r}: 2 images, 2 .png; ignored: 2 images outside of classes, as '1.png', 1 folder inside of classes, as "
