@@ -51,23 +51,26 @@ def test_every_campaign_rejects_words_without_a_case():
   assert done.stderr.count("no case contains 'no such case'") == 5
 
 
-# Campaign -> words that select a short run of at most a minute on an idle core.
-SHORT = {
-  "kills": ("1",),
-  "processes": ("sigkill_of_process_0",),
-  "disk": ("full at the result", "removed"),
-  "buckets": ("forbidden from the start",),
-  "images": ("png",),
-  "files": ("sweep:",),
-  "configs": ("40",),
-  "prepare": ("1",),
-  "launcher": ("1000",),
-}
+# Campaigns with words that select a short run of at most a minute on an idle core.
+SHORT = [
+  ("kills", "1"),
+  ("kills", "1", "--recipe=dino"),
+  ("kills", "1", "--recipe=dinov2"),
+  ("processes", "sigkill_of_process_0"),
+  ("disk", "full at the result", "removed"),
+  ("buckets", "forbidden from the start"),
+  ("images", "png"),
+  ("files", "sweep:"),
+  ("configs", "40"),
+  ("prepare", "1"),
+  ("launcher", "1000"),
+]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", SHORT)
-def test_short_campaign_passes(name):
-  words = [sys.executable, "-m", f"tests.campaigns.{name}", *SHORT[name]]
-  done = subprocess.run(words, capture_output=True, text=True, timeout=600)
+@pytest.mark.parametrize("words", SHORT, ids=" ".join)
+def test_short_campaign_passes(words):
+  name, *rest = words
+  command = [sys.executable, "-m", f"tests.campaigns.{name}", *rest]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=600)
   assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]

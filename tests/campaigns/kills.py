@@ -1,14 +1,16 @@
-"""Tests that killed runs end with the same bits: python -m tests.campaigns.kills [N] [--seed S]
+"""Tests that killed runs end with the same bits: python -m tests.campaigns.kills [N] [--seed S] [--recipe=NAME]
 
 Each of N runs (default 20) receives one to three SIGKILLs, alternately at a random printed step and during a save.
 After each kill, the same command continues. At the end, the weights, the figures and all lines of metrics are compared
-with an undisturbed run. The times in the goodput record are compared with the clock.
+with an undisturbed run. The times in the goodput record are compared with the clock. The recipe is `digits`, or a task
+of self-distillation: `dino` or `dinov2`.
 
 The campaign prints a line per run and `N passed, M failed`. The exit code is 1 if a run failed. A run takes about half
 a minute. tests/test_train.py has one such run.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -23,7 +25,7 @@ import time
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
-from tests import runs
+from tests import runs, self_distillation
 from vit_jax.corpora.builders import prepare_dataset
 
 STEPS = 40
@@ -37,6 +39,7 @@ def main() -> int:
   parser = argparse.ArgumentParser("python -m tests.campaigns.kills", description=__doc__)
   parser.add_argument("runs", nargs="?", type=int, default=20, help="number of runs")
   parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
+  parser.add_argument("--recipe", choices=("digits", *self_distillation.KEYS), default="digits", help="trained recipe")
   args = parser.parse_args()
   draw, failed, kinds = random.Random(args.seed), 0, [at_a_step, in_a_save]
   with tempfile.TemporaryDirectory() as folder:
@@ -44,6 +47,7 @@ def main() -> int:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/programs"
     prepare_dataset("digits")
     whole = pathlib.Path(folder, "whole")
+    start_run = functools.partial(start_recipe, args.recipe)
     runs.finish(start_run(whole))
     for number in range(args.runs):
       workdir, began, moments = pathlib.Path(folder, f"run{number}"), time.time(), []
@@ -64,10 +68,12 @@ def main() -> int:
   return bool(failed)
 
 
-def start_run(workdir: pathlib.Path) -> subprocess.Popen:
-  """Starts the run with the same command as a user."""
-  changes = {"total": STEPS, "checkpoint__every": 2, "log__every": LINES, "evals__test__every": "50%"}
-  return runs.command("train", *runs.words(workdir, **changes))
+def start_recipe(recipe: str, workdir: pathlib.Path) -> subprocess.Popen:
+  """Starts the run of a recipe with the same command as a user."""
+  changes = {"total": STEPS, "checkpoint__every": 2, "log__every": LINES}
+  if recipe == "digits":
+    return runs.command("train", *runs.words(workdir, **changes, evals__test__every="50%"))
+  return runs.command("train", *self_distillation.words(recipe, workdir, **changes, evals__digits__every="50%"))
 
 
 def find_last_saved_step(workdir: pathlib.Path) -> int:
@@ -107,9 +113,8 @@ def kill(process: subprocess.Popen, moment: str) -> str:
 def find_differences(whole: pathlib.Path, killed: pathlib.Path, took: float) -> list[str]:
   """Returns the differences between the undisturbed run and a killed run, which took `took` seconds in total."""
   results = [json.loads((folder / "result.json").read_text()) for folder in (whole, killed)]
-  wrong = [
-    f"{key}: {results[1][key]} instead of {results[0][key]}" for key in SAME if results[0][key] != results[1][key]
-  ]
+  before, after = ([result.get(key) for key in SAME] for result in results)
+  wrong = [f"{key}: {b} instead of {a}" for key, a, b in zip(SAME, before, after, strict=True) if a != b]
   logs = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (whole, killed)]
   # Each line contains means over three steps, and every second step is saved, so most kills are between two lines.
   steps = [line["step"] for line in logs[1] if "train/loss" in line]

@@ -1,7 +1,6 @@
 """DINO: the loss from NumPy, the centre, the teacher, and runs on digits that restart and do not depend on devices."""
 
 import contextlib
-import dataclasses
 import io
 import json
 
@@ -10,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import runs, stages
+from tests import runs, self_distillation, stages
 from vit_jax import checkpoints, importers, models
-from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.dino import Dino
-from vit_jax.training import build, loop
+from vit_jax.training import loop
 
 pytestmark = pytest.mark.heavy
 
@@ -23,12 +21,6 @@ VIT = Choice("ViT-Ti/8", {"depth": 1, "width": 16, "heads": 2, "hidden": 16, "he
 MODEL = models.functional(models.Description(VIT, 32, 0))
 TEMPERATURE = Choice("ramp", {"start": 0.04, "end": 0.07, "length": "4"})
 HEAD = {"prototypes": 24, "bottleneck": 8, "hidden": 12}
-# A run on digits that is small enough for a test.
-RUN = {
-  "data.name": "digits", "model.width": "16", "model.heads": "2", "model.hidden": "16", "model.depth": "1",
-  "task.prototypes": "24", "task.bottleneck": "8", "task.hidden": "12", "task.local_crops": "2", "optim.ema": "0.9",
-  "optim.accumulate": "1", "batch": "16", "total": "12", "checkpoint.every": "3", "log.every": "2",
-}  # fmt: skip
 
 
 def task(**arguments):
@@ -135,9 +127,7 @@ def test_patches_are_the_same_as_whole_crops(drawn):
 
 
 def parts(devices=8, **changes):
-  prepare_dataset("digits")
-  run = runs.run("configs/dino.py:glyphs", RUN, **changes)
-  return build.build(dataclasses.replace(run, evals={}), jax.devices()[:devices])
+  return self_distillation.parts("dino", devices, **changes)
 
 
 def train(made, workdir):

@@ -1,7 +1,6 @@
 """DINOv2: each loss from NumPy, masked patches, heads, Gram anchoring, a frozen teacher, and runs that restart."""
 
 import contextlib
-import dataclasses
 import io
 import re
 
@@ -9,13 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from tests import runs, stages
+from tests import runs, self_distillation, stages
 from vit_jax import importers, models, rng
-from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.tasks.dinov2 import Dinov2
 from vit_jax.tasks.task import FrozenModel
-from vit_jax.training import build, loop
+from vit_jax.training import loop
 
 pytestmark = pytest.mark.heavy
 
@@ -221,18 +219,9 @@ def test_masks_that_do_not_fit_are_an_error(arguments, expected):
 
 # Runs.
 
-RUN = {
-  "data.name": "digits", "model.width": "16", "model.heads": "2", "model.hidden": "16", "model.depth": "1",
-  "task.prototypes": "24", "task.bottleneck": "8", "task.hidden": "12", "task.patch_prototypes": "20",
-  "task.patch_bottleneck": "6", "task.patch_hidden": "10", "task.local_crops": "2", "task.group": "4",
-  "optim.ema": "0.9", "optim.accumulate": "1", "batch": "16", "total": "8", "checkpoint.every": "3", "log.every": "2",
-}  # fmt: skip
-
 
 def parts(devices=8, **changes):
-  prepare_dataset("digits")
-  run = runs.run("configs/dinov2.py:glyphs", RUN, **changes)
-  return build.build(dataclasses.replace(run, evals={}), jax.devices()[:devices])
+  return self_distillation.parts("dinov2", devices, **changes)
 
 
 def train(made, workdir):
