@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import runs, self_distillation
 from vit_jax import checkpoints
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.parallel import sharding
@@ -102,6 +102,23 @@ def test_two_processes_train_and_measure_the_same_as_one(whole, tmp_path):
     assert abs(two[figure] - one[figure]) < 0.01, (
       figure
     )  # the draws are the same, but one image may be on the decision border
+
+
+@pytest.mark.long
+def test_two_processes_train_the_same_student_and_teacher_as_one(tmp_path):
+  grid, tasks = {"mesh__data": 2, "mesh__fsdp": 2}, ("dino", "dinov2")
+  prepare_dataset("digits")
+  commands = [["train", *self_distillation.words(task, tmp_path / f"two/{task}", **grid)] for task in tasks]
+  for process in start_pair(*commands):
+    runs.finish(process)
+  for task in tasks:
+    one, two = tmp_path / f"one/{task}", tmp_path / f"two/{task}"
+    loop.train(self_distillation.parts(task, 4, **grid), one)
+    for averaged in (False, True):  # the student and the teacher
+      theirs, ours = (checkpoints.read_weights(workdir, averaged)[0] for workdir in (one, two))
+      assert theirs.keys() == ours.keys()
+      for path, value in theirs.items():
+        np.testing.assert_allclose(ours[path], value, atol=1e-6, err_msg=f"{task}: {path}")
 
 
 @pytest.mark.long
