@@ -8,7 +8,7 @@ import scipy.special
 import torch
 
 from tests.selfsup import device_counts
-from vit_jax.selfsup import losses
+from vit_jax.selfsup import losses, resize
 
 pytestmark = pytest.mark.heavy
 DRAW = np.random.default_rng(0)
@@ -114,6 +114,31 @@ def test_the_gram_loss_is_the_mean_over_pairs_of_patches(negatives):
     theirs = theirs if negatives == "keep" else theirs.clip(0)
     total.append(((ours.clip(0) if negatives == "zero" else ours) - theirs) ** 2)
   np.testing.assert_allclose(losses.gram_loss(s, t, negatives), np.mean(total), rtol=1e-5)
+
+
+@pytest.mark.parametrize("negatives", ["keep", "zero", "zero_in_teacher"])
+@pytest.mark.parametrize("across", [False, True])
+def test_gram_loss_of_a_larger_teacher_and_its_gradient_equal_torch(negatives, across):
+  s, t = normal(4, 16, 6), normal(4, 64, 6)
+  together = 2 if across else 1
+
+  def loss(student):
+    teacher = resize.resize_patches(t, (8, 8), (4, 4)).reshape(-1, 16 * together, 6)
+    return losses.gram_loss(student.reshape(teacher.shape), teacher, negatives)
+
+  student = torch.tensor(s, dtype=torch.float64, requires_grad=True)
+  grid = torch.tensor(t, dtype=torch.float64).reshape(4, 8, 8, 6).permute(0, 3, 1, 2)
+  teacher = torch.nn.functional.interpolate(grid, size=(4, 4), mode="bicubic").flatten(2).transpose(1, 2)
+  ours, theirs = (torch.nn.functional.normalize(x.reshape(-1, 16 * together, 6), dim=-1) for x in (student, teacher))
+  ours, theirs = ours @ ours.mT, theirs @ theirs.mT
+  theirs = theirs if negatives == "keep" else theirs.clamp(min=0)
+  ours = ours.clamp(min=0) if negatives == "zero" else ours
+  expected = torch.nn.functional.mse_loss(ours, theirs)
+  expected.backward()
+  value, gradient = jax.value_and_grad(loss)(s)
+  assert float(value) == pytest.approx(expected.item(), rel=1e-5)
+  largest = float(student.grad.abs().max())
+  np.testing.assert_allclose(gradient, student.grad, rtol=0, atol=1e-5 * largest)
 
 
 def test_the_gram_loss_of_a_group_compares_patches_of_different_images():
