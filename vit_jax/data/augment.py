@@ -26,12 +26,12 @@ from vit_jax.shapes import Array, Count, Float, Integer, Num, PRNGKey, Tensor, U
 Channels = tuple[float, float, float]
 Scales = tuple[Positive, Positive, Positive]
 # (key, images, targets, draws, step) -> (images, targets)
-Augmentation = Callable[[PRNGKey, Array, Array, Array, Count], tuple[Array, Array]]
+Augmentation = Callable[[PRNGKey, Tensor, Tensor, Tensor, Count], tuple[Array, Tensor]]
 
 
 def build(
   dtype: np.dtype | type | str,
-  seed: Count,
+  seed: int,
   patch: int | None,
   steps_of: Callable[[Duration], int],
   *,
@@ -94,8 +94,8 @@ def denormalise(
     mean: mean of each channel.
     std: standard deviation of each channel.
   """
-  mean, std = (jnp.tile(jnp.asarray(x, jnp.float32), images.shape[-1] // 3) for x in (mean, std))
-  return images.astype(jnp.float32) * std + mean
+  offset, scale = _repeat_channels(mean, images), _repeat_channels(std, images)
+  return jnp.asarray(images, jnp.float32) * scale + offset
 
 
 def normalise(
@@ -115,5 +115,10 @@ def normalise(
     mean: mean of each channel, for pixels from 0 to 1.
     std: standard deviation of each channel, for pixels from 0 to 1.
   """
-  mean, std = (jnp.tile(jnp.asarray(x, jnp.float32), images.shape[-1] // 3) for x in (mean, std))
-  return (images.astype(jnp.float32) * (1 / (255 * std)) - mean / std).astype(dtype)
+  offset, scale = _repeat_channels(mean, images), _repeat_channels(std, images)
+  return (jnp.asarray(images, jnp.float32) * (1 / (255 * scale)) - offset / scale).astype(dtype)
+
+
+def _repeat_channels(values: Channels, images: Num[Tensor, "..."]) -> Float[Array, " C"]:
+  """Returns the values of the three channels, repeated for the last axis of images or patches."""
+  return jnp.tile(jnp.asarray(values, jnp.float32), images.shape[-1] // 3)

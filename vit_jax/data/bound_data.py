@@ -109,7 +109,7 @@ class EvalData(Bound):
     """
     return self.call(augment.normalise, images, dtype)
 
-  def denormalise(self, images: jax.Array) -> jax.Array:
+  def denormalise(self, images: jax.Array | np.ndarray) -> jax.Array:
     """Returns pixels from 0 to 1, see `augment.denormalise`.
 
     Args:

@@ -318,7 +318,8 @@ class _Section(NamedTuple):
   windows: int
 
 
-Order = RecordOrder | SequentialOrder | BlockOrder
+TrainOrder = RecordOrder | BlockOrder
+Order = TrainOrder | SequentialOrder
 
 # Functions of `ORDERS` have the parameters (length, batch, seed, together, copies, *, ...). The order that they
 # return contains each record of a batch once, without its copies.

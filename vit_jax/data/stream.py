@@ -23,7 +23,7 @@ from vit_jax import rng
 from vit_jax.data import crops, mixture_order, policies, views
 from vit_jax.data.decoding import AnyImage
 from vit_jax.data.mixture_order import MixedOrder
-from vit_jax.data.order import ORDERS, Order, RecordOrder, SequentialOrder
+from vit_jax.data.order import ORDERS, Order, RecordOrder, SequentialOrder, TrainOrder
 from vit_jax.data.repeats import RepeatedOrder
 from vit_jax.data.sources import Source
 from vit_jax.data.views import Fields, Shapes
@@ -138,7 +138,7 @@ def train_examples(
 
 def _create_order(
   source: Source, batch: int, seed: int, order: Choice, repeats: int
-) -> Order | RepeatedOrder | MixedOrder:
+) -> TrainOrder | RepeatedOrder | MixedOrder:
   """Returns the order of the records of a source or of each corpus of a mixture, including repeats."""
   if repeats > batch:
     raise ConfigError(f"{repeats} copies of a record do not fit a batch of {batch}. Allowed: 1 to {batch}", "repeats")
@@ -178,7 +178,7 @@ def eval_examples(
   with enter_key("test_crop"):
     cut = make(test_crop, crops.TEST_CROPS, image_size)
   image, label = (image_size, image_size, 3), _label_shape(source)
-  shapes = {"image": (image, np.uint8), "label": (label, np.int32), "valid": ((), np.float32)}
+  shapes: Shapes = {"image": (image, np.uint8), "label": (label, np.int32), "valid": ((), np.float32)}
   empty = np.zeros(image, np.uint8), np.full(label, -1 if label else 0), 0.0
 
   def prepare(image: AnyImage) -> Any:

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from optax import contrib
 
@@ -108,7 +107,7 @@ def _orthogonalise(iterations: int, dtype: str) -> optax.GradientTransformationE
   ) -> tuple[Params, optax.OptState]:
     kernels: dict[str, jax.Array] = {}
     trees.map_named(kernels.setdefault, updates)
-    stacks: dict[tuple[int, int], dict[str, jax.Array]] = {}
+    stacks: dict[tuple[int, ...], dict[str, jax.Array]] = {}
     for path, kernel in kernels.items():
       matrices = _to_matrices(path, kernel)
       stacks.setdefault(matrices.shape[1:], {})[path] = matrices
@@ -124,15 +123,19 @@ def _orthogonalise(iterations: int, dtype: str) -> optax.GradientTransformationE
   return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def _to_matrices(path: str, kernel: Float[Tensor, "..."]) -> jax.Array | np.ndarray:
+def _to_matrices(path: str, kernel: Float[Array, "..."]) -> Float[Array, "N R C"]:
   """Returns a kernel, or a stack of kernels, as matrices that have at least as many columns as rows."""
-  inputs, outputs = count_axes(path)
+  axes = count_axes(path)
+  assert axes is not None, path
+  inputs, outputs = axes
   first, middle = kernel.ndim - inputs - outputs, kernel.ndim - outputs
   flat = kernel.reshape(-1, math.prod(kernel.shape[first:middle]), math.prod(kernel.shape[middle:]))
   return flat if flat.shape[1] <= flat.shape[2] else flat.swapaxes(1, 2)
 
 
-def _to_kernel(path: str, matrices: Float[Tensor, "N R C"], shape: tuple[int, ...]) -> jax.Array | np.ndarray:
+def _to_kernel(path: str, matrices: Float[Array, "N R C"], shape: tuple[int, ...]) -> Float[Array, "..."]:
   """Inverts `_to_matrices`."""
-  outputs = math.prod(shape[-count_axes(path)[1] :])
+  axes = count_axes(path)
+  assert axes is not None, path
+  outputs = math.prod(shape[-axes[1] :])
   return (matrices if matrices.shape[2] == outputs else matrices.swapaxes(1, 2)).reshape(shape)

@@ -7,7 +7,7 @@ their functions are the keys of `config.optim`. Several keys select parameters w
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,8 @@ from vit_jax.schema import (
 )
 
 Precision = Literal["float32", "bfloat16"]
+Value = TypeVar("Value")
+Scale = float | np.floating | np.ndarray
 # {path: number of layers between the parameter and the logits}. A scanned stack has an array, one number per layer.
 LayersAbove = Mapping[str, int | np.ndarray | None] | None
 
@@ -108,7 +110,7 @@ def optimizer(
   weight_decay: NonNegative = 0.0,
   weight_decay_schedule: Annotated[Choice, value_schedules.SCHEDULES_FROM_START] = Choice("constant"),
   decay: Literal["times_lr", "independent"] = "times_lr",
-  decay_on: tuple[tuple[Pattern, NonNegative], ...] = ((".*kernel", 1.0),),
+  decay_on: tuple[tuple[Pattern, NonNegative], ...] = ((Pattern(".*kernel"), 1.0),),
   frozen: tuple[Pattern, ...] = (),
   lr_multipliers: tuple[tuple[Pattern, NonNegative], ...] = (),
   delay: tuple[tuple[Pattern, Duration], ...] = (),
@@ -166,19 +168,20 @@ def optimizer(
   """
   rate = schedules.create_schedule(schedule, lr, total, steps(warmup), steps)
   paths = _select_trainable(params, statistics)
-  scales = _match_patterns("lr_multipliers", lr_multipliers, paths, 1.0)
+  scales: dict[str, Scale] = {**_match_patterns("lr_multipliers", lr_multipliers, paths, 1.0)}
   if layer_decay is not None:
     if layers_above is None:
       raise ConfigError(
         "the layers of this model do not all have the same structure. Use lr_multipliers", "layer_decay"
       )
-    if unknown := [path for path in paths if path in layers_above and layers_above[path] is None]:
-      raise ConfigError(
-        f"the order of this model's layers does not include the parameter {unknown[0]!r}. "
-        "Pass order= to register.model",
-        "layer_decay",
-      )
-    scales = {path: scale * _compute_power(layer_decay, layers_above.get(path, 0)) for path, scale in scales.items()}
+    for path in paths:
+      above = layers_above.get(path, 0)
+      if above is None:
+        raise ConfigError(
+          f"the order of this model's layers does not include the parameter {path!r}. Pass order= to register.model",
+          "layer_decay",
+        )
+      scales[path] = scales[path] * _compute_power(layer_decay, above)
   scheduled = weight_decay_schedule.name != "constant"
   decays = {}
   if weight_decay or scheduled:
@@ -343,8 +346,8 @@ RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
 
 
 def _match_patterns(
-  key: str, rows: Sequence[tuple[str, object]], paths: Iterable[str], default: object
-) -> dict[str, object]:
+  key: str, rows: Sequence[tuple[str, Value]], paths: Iterable[str], default: Value
+) -> dict[str, Value]:
   """Returns the value of the first pattern that matches each path.
 
   Raises ConfigError if a pattern is never the first match.
@@ -412,7 +415,9 @@ def _find_starts(
   return {path: start for path, start in _match_patterns("delay", rows, paths, 0).items() if start}
 
 
-def _create_clipping(clip: float | None, by: str, stacked: Collection[str]) -> list[optax.GradientTransformation]:
+def _create_clipping(
+  clip: float | None, by: Literal["global", "tensor", "module"], stacked: Collection[str]
+) -> list[optax.GradientTransformation]:
   if clip is None:
     if by != "global":
       raise ConfigError(f"{by!r} has no effect without clip. Set clip, or remove clip_by", "clip_by")
@@ -420,7 +425,7 @@ def _create_clipping(clip: float | None, by: str, stacked: Collection[str]) -> l
   return [optax.clip_by_global_norm(clip) if by == "global" else clipping.clip_norms(clip, by, stacked)]
 
 
-def _scale_by_trust(adapted: Any, stacked: Any) -> optax.GradientTransformation:
+def _scale_by_trust(adapted: Collection[str], stacked: Collection[str]) -> optax.GradientTransformation:
   """Multiplies the adapted updates by |p| / |u| if neither is 0. Optax's version does not support stacks of layers."""
 
   def adapt(path: str, u: jax.Array, p: jax.Array) -> jax.Array:
@@ -434,6 +439,6 @@ def _scale_by_trust(adapted: Any, stacked: Any) -> optax.GradientTransformation:
   return optax.stateless(lambda updates, params: trees.map_named(adapt, updates, params))
 
 
-def _compute_power(decay: float, layers: int | np.ndarray | None) -> Any:
+def _compute_power(decay: float, layers: int | np.ndarray) -> Scale:
   # A stack uses float32, like its updates.
   return (np.float32(decay) if isinstance(layers, np.ndarray) else decay) ** layers
