@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import re
 import sys
+from typing import ClassVar
 
 import numpy as np
 import optax
@@ -111,6 +112,14 @@ class NoTask:
   supplied: tasks.TaskContext
 
 
+@dataclasses.dataclass(frozen=True)
+class HalfTask(tasks.Task):
+  supplied: tasks.TaskContext
+
+  classes: ClassVar[bool] = True
+  headline: ClassVar[str] = "top1"
+
+
 def register_model(image_size, channels, classes, rngs): ...
 
 
@@ -170,6 +179,10 @@ MISTAKES = {
   "no task": (
     lambda: register.task("own")(NoTask),
     r"^register\.task: NoTask lacks headline, fields, classes,",
+  ),
+  "a task without its methods": (
+    lambda: register.task("own")(HalfTask),
+    r"^register\.task: HalfTask lacks fields, examples, objective, predict\. Derive it",
   ),
   "no dtype": (
     lambda: register.model("own", image_size=8)(register_model),

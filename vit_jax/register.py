@@ -121,7 +121,8 @@ def task(name: str) -> Callable[[Decorated], Decorated]:
   def decorate(made: Decorated) -> Decorated:
     if inspect.isclass(made):
       known = {*dir(made), *getattr(made, "__dataclass_fields__", ())}
-      if lacking := [member for member in _TASK if member not in known]:
+      abstract = getattr(made, "__abstractmethods__", ())
+      if lacking := [member for member in _TASK if member not in known or member in abstract]:
         raise _make_error("task", f"{made.__name__} lacks {', '.join(lacking)}. Derive it from vit_jax.tasks.Task")
       if not isinstance(getattr(made, "classes", None), bool):
         raise _make_error("task", f"{made.__name__}.classes is not a class attribute. Set it to True or False")

@@ -13,6 +13,7 @@ from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.dino import Dino
 from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
 from vit_jax.tasks.masked_patches import MaskedPatches
+from vit_jax.tasks.task import Context, ContextShapes
 
 pytestmark = pytest.mark.heavy
 
@@ -24,7 +25,7 @@ def of_blocks(tokens, width, hidden, depth):
   return depth * 2 * (4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * hidden)
 
 
-CONTEXT = stages.CONTEXT._replace(step=jax.ShapeDtypeStruct((), jnp.int32))
+CONTEXT = ContextShapes(jax.ShapeDtypeStruct((), jnp.int32), {}, {})
 EMBEDDING = 2 * N * 3 * P**2 * D
 
 
@@ -33,7 +34,7 @@ def measured(stage, **arguments):
   model = models.functional(models.Description(Choice("ViT-B/16"), 224, 0))
   task = stage(stages.supplied(model, augment, pixels=lambda x: x), **arguments)
   batch = {"image": jax.ShapeDtypeStruct((8, 224, 224, 3), jnp.float32), "draw": jax.ShapeDtypeStruct((8,), "int32")}
-  examples = jax.eval_shape(task.examples, batch, CONTEXT, jax.random.key(0))
+  examples = jax.eval_shape(task.examples, batch, Context(*CONTEXT), jax.random.key(0))
   shapes = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
   return cost.count_forward_flops(task.objective, shapes, CONTEXT, examples)
 

@@ -46,10 +46,10 @@ def test_one_order_serves_all_images():
 
 def test_the_grid_and_the_width_are_the_models():
   vit = model("ViT-Ti/8")
-  masking.check_patch_tokens(vit)
+  assert masking.require_patch(vit) == vit.patch
   assert (masking.count_patches(vit), masking.token_width(vit)) == (6, 16)
 
 
 def test_a_model_of_other_tokens_is_refused():
   with pytest.raises(ConfigError, match=r"the tokens of cct_2_3x2_32 are not patches.*ViT-B/16"):
-    masking.check_patch_tokens(model("cct_2_3x2_32", 32))
+    masking.require_patch(model("cct_2_3x2_32", 32))

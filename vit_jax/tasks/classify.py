@@ -92,8 +92,8 @@ class Classify(Task):
       patch: side of the patches in pixels. None means whole images.
     """
     targets = self._targets(batch["label"], batch.get("share"))
-    images, targets = self.supplied.augment(patch)(key, batch["image"], targets, batch["draw"], step)
-    return {"image": images, "target": losses.smooth_labels(targets, self.label_smoothing)}
+    images, mixed = self.supplied.augment(patch)(key, batch["image"], targets, batch["draw"], step)
+    return {"image": images, "target": losses.smooth_labels(mixed, self.label_smoothing)}
 
   def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
     """Returns the mean cross-entropy and top-1 accuracy.

@@ -14,8 +14,8 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.models import flops
-from vit_jax.shapes import PRNGKey
-from vit_jax.tasks.task import Batch, Context, Objective, Params
+from vit_jax.shapes import Array, Count, Float, PRNGKey
+from vit_jax.tasks.task import Batch, Context, ContextShapes, Objective, Params
 
 T = TypeVar("T")
 _PART = re.compile(r"\bpart_(\w+)")
@@ -51,7 +51,7 @@ def find_part(operation: str) -> str | None:
 def count_forward_flops(
   objective: Callable[[Params, Context, Batch, PRNGKey | None], Objective],
   params: Mapping[str, jax.ShapeDtypeStruct],
-  context: Context,
+  context: ContextShapes,
   examples: Mapping[str, jax.ShapeDtypeStruct],
 ) -> int:
   """Counts the FLOPs of the forward pass of a task for one example.
@@ -65,14 +65,14 @@ def count_forward_flops(
   Returns:
     The number of FLOPs. Each multiply-accumulate counts as two.
   """
-  shapes = _remove_shardings((dict(params), context, dict(examples)))
-  return flops.count_flops(lambda *given: objective(*given, None)[0], *shapes) // _count_rows(examples)
+  shapes = _remove_shardings((dict(params), *context, dict(examples)))
+  return flops.count_flops(_make_loss(objective), *shapes) // _count_rows(examples)
 
 
 def count_training_flops(
   objective: Callable[[Params, Context, Batch, PRNGKey | None], Objective],
   params: Mapping[str, jax.ShapeDtypeStruct],
-  context: Context,
+  context: ContextShapes,
   examples: Mapping[str, jax.ShapeDtypeStruct],
 ) -> int:
   """Counts the FLOPs of the forward and the backward pass of a task for one example, without recomputation.
@@ -82,9 +82,22 @@ def count_training_flops(
   Args:
     objective, params, context, examples: see `count_forward_flops`.
   """
-  gradient = jax.grad(lambda *given: objective(*given, None)[0])
-  shapes = _remove_shardings((dict(params), context, dict(examples)))
+  gradient = jax.grad(_make_loss(objective))
+  shapes = _remove_shardings((dict(params), *context, dict(examples)))
   return flops.count_flops(gradient, *shapes) // _count_rows(examples)
+
+
+def _make_loss(
+  objective: Callable[[Params, Context, Batch, PRNGKey | None], Objective],
+) -> Callable[[Params, Count, Mapping[str, Params], Params, Batch], Float[Array, ""]]:
+  """Returns the loss as a function of (params, fields of the context, examples)."""
+
+  def loss(
+    params: Params, step: Count, frozen: Mapping[str, Params], average: Params, examples: Batch
+  ) -> Float[Array, ""]:
+    return objective(params, Context(step, frozen, average), examples, None)[0]
+
+  return loss
 
 
 def _remove_shardings(shapes: T) -> T:

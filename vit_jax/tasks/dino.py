@@ -17,7 +17,7 @@ from vit_jax import models
 from vit_jax.schema import Momentum
 from vit_jax.selfsup import losses, targets
 from vit_jax.selfsup.heads import ProjectionHead
-from vit_jax.shapes import PRNGKey
+from vit_jax.shapes import Array, PRNGKey, Shaped
 from vit_jax.tasks import cost
 from vit_jax.tasks.self_distillation import (
   CENTER,
@@ -50,7 +50,7 @@ class Dino(SelfDistillation):
     """Returns the rows of the sharding table for the head and the centre."""
     return (*ProjectionHead.sharding(HEAD), (CENTER, (None,)))
 
-  def init(self, key: PRNGKey) -> Params:
+  def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Returns the initial head, and a centre of zeros."""
     return self.head.init(key, HEAD) | {CENTER: jnp.zeros(self.prototypes)}
 

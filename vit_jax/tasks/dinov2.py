@@ -26,7 +26,7 @@ from vit_jax.selfsup import losses, patch_masks, targets
 from vit_jax.selfsup.heads import ProjectionHead
 from vit_jax.selfsup.patch_masks import PatchMasks
 from vit_jax.selfsup.resize import resize_patches
-from vit_jax.shapes import Array, Float, PRNGKey, Tensor
+from vit_jax.shapes import Array, Float, PRNGKey, Shaped, Tensor
 from vit_jax.tasks import cost, masking
 from vit_jax.tasks.dinov2_choices import GRAMS, MASKS, Gram
 from vit_jax.tasks.self_distillation import (
@@ -110,7 +110,8 @@ class Dinov2(SelfDistillation):
   def grid(self) -> tuple[int, int]:
     """Returns the numbers of rows and columns of patches of a global crop."""
     height, width = sides(self.supplied.model.description.image_size)
-    return height // self.supplied.model.patch, width // self.supplied.model.patch
+    patch = masking.require_patch(self.supplied.model)
+    return height // patch, width // patch
 
   @functools.cached_property
   def patch_head(self) -> ProjectionHead:
@@ -208,9 +209,9 @@ class Dinov2(SelfDistillation):
     assert self.anchor is not None
     with enter_key("config.task.gram"):
       model = self.frozen["gram"].model
-      masking.check_patch_tokens(model)
-      if self.gram_size % model.patch:
-        raise ConfigError(f"{self.gram_size} is not a multiple of the teacher's patch {model.patch}", "size")
+      patch = masking.require_patch(model)
+      if self.gram_size % patch:
+        raise ConfigError(f"{self.gram_size} is not a multiple of the teacher's patch {patch}", "size")
       return resizing.resize(model, self.gram_size)
 
   @property
@@ -241,7 +242,7 @@ class Dinov2(SelfDistillation):
       rows += tuple(row for row in ProjectionHead.sharding(PATCH_HEAD) if self.sharing == "none" or "last" in row[0])
     return (*rows, *((path, (None,)) for path in sorted(self.statistics)))
 
-  def init(self, key: PRNGKey) -> Params:
+  def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Returns the initial heads, and centres and a mask token of zeros."""
     keys = jax.random.split(key)
     params = self.head.init(keys[0], HEAD) | {TOKEN: jnp.zeros(masking.token_width(self.supplied.model))}
@@ -419,7 +420,7 @@ class Dinov2(SelfDistillation):
     assert self.anchor is not None
     params = self.gram_model.adapt(context.frozen["gram"])
     outputs, _ = self.gram_model.model.outputs(params, merge_crops(examples["gram"]), None)
-    side = self.gram_size // self.gram_model.model.patch
+    side = self.gram_size // masking.require_patch(self.gram_model.model)
     tokens = resize_patches(outputs.tokens[:, -(side**2) :], (side, side), self.grid)
     student = merge_crops(patches)
     if self.anchor.across:

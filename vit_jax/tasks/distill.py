@@ -139,7 +139,7 @@ class Distill(Task):
     examples = self.labels.augment_batch(batch, key, context.step, self.fields.patch)
     images = self.normalise_for_teacher(examples["image"])
     outputs, _ = self.frozen["teacher"].model.outputs(context.frozen["teacher"], images, None)
-    return examples | {"teacher": outputs.logits}
+    return {**examples, "teacher": outputs.logits}
 
   def normalise_for_teacher(self, images: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
     """Returns the images with the teacher's normalisation.
@@ -152,12 +152,12 @@ class Distill(Task):
     """
     if self.teacher_mean is None and self.teacher_std is None:
       return images
-    own, names = self.supplied.normalised, ("mean", "std")
-    given = dict(zip(names, (self.teacher_mean, self.teacher_std), strict=True))
-    theirs = {name: tuple(own[name] if given[name] is None else given[name]) for name in names}
-    if theirs == {name: tuple(own[name]) for name in names}:
+    own = self.supplied.normalised
+    mean = own["mean"] if self.teacher_mean is None else self.teacher_mean
+    std = own["std"] if self.teacher_std is None else self.teacher_std
+    if (mean, std) == (own["mean"], own["std"]):
       return images
-    return augment.normalise(255 * self.supplied.pixels(images), images.dtype, **theirs)
+    return augment.normalise(255 * self.supplied.pixels(images), images.dtype, mean=mean, std=std)
 
   def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
     """Returns the loss, top-1 accuracy and the agreement with the teacher.

@@ -19,7 +19,7 @@ from vit_jax.data.views import Fields
 from vit_jax.models import decoder
 from vit_jax.models.sizes import Depth, Width, sides
 from vit_jax.schema import ConfigError, Range, format_amount
-from vit_jax.shapes import Array, Float, PRNGKey, Tensor
+from vit_jax.shapes import Array, Float, PRNGKey, Shaped, Tensor
 from vit_jax.tasks import masking
 from vit_jax.tasks.task import Batch, Context, Labels, Objective, Params, Task, TaskContext
 
@@ -55,7 +55,7 @@ class MaskedAutoencoder(Task):
   sharding: ClassVar[models.ShardingRules] = decoder.SHARDING
 
   def __post_init__(self) -> None:
-    masking.check_patch_tokens(self.supplied.model)
+    masking.require_patch(self.supplied.model)
     args = self.supplied.model.description.settings()
     if "heads" not in args or args.get("position") == "relative":  # only attention accepts any number of tokens
       name = self.supplied.model.description.model.name
@@ -92,13 +92,22 @@ class MaskedAutoencoder(Task):
   def decoder(self) -> decoder.Decoder:
     """The decoder that predicts pixels from tokens."""
     model = self.supplied.model
-    args, side = model.description.bind().model.args, model.patch
-    grid = tuple(n // side for n in sides(model.description.image_size))
-    outputs = side**2 * model.description.channels
-    sizes = (masking.token_width(model), outputs, grid, self.width, self.depth, self.heads)
-    return decoder.Decoder("task/decoder", *sizes, args["dtype"], args.get("scan", False), args.get("remat", "none"))
+    args, side = model.description.bind().model.args, masking.require_patch(model)
+    height, width = sides(model.description.image_size)
+    return decoder.Decoder(
+      "task/decoder",
+      inputs=masking.token_width(model),
+      outputs=side**2 * model.description.channels,
+      grid=(height // side, width // side),
+      width=self.width,
+      depth=self.depth,
+      heads=self.heads,
+      dtype=args["dtype"],
+      scan=args.get("scan", False),
+      remat=args.get("remat", "none"),
+    )
 
-  def init(self, key: PRNGKey) -> Params:
+  def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Returns the initial parameters of the decoder."""
     return self.decoder.init(key)
 
@@ -163,7 +172,7 @@ class MaskedAutoencoder(Task):
     of_hidden = [jnp.take_along_axis(x, hidden[..., None], axis=1) for x in (predicted, targets)]
     return jnp.square(of_hidden[0].astype(jnp.float32) - of_hidden[1]).mean(-1), statistics
 
-  def targets(self, images: Float[Tensor, "B ..."]) -> Float[Array, "B N PPC"]:
+  def targets(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B N PPC"]:
     """Returns the values to predict for each patch: its pixels, normalised as in the input of the model.
 
     With `normalised`, the pixels are normalised by the mean and sample variance of the patch.
@@ -171,7 +180,7 @@ class MaskedAutoencoder(Task):
     Args:
       images: normalised images (B, H, W, C), or patches (B, N, P*P*C).
     """
-    patches = masking.cut_patches(images.astype(jnp.float32), self.supplied.model.patch)
+    patches = masking.cut_patches(images.astype(jnp.float32), masking.require_patch(self.supplied.model))
     values = rearrange(patches, "b n i j c -> b n (i j c)")
     if not self.normalised:
       return values

@@ -41,7 +41,7 @@ class Target:
 
   outputs: int
   metric: str
-  of: Callable[[Tensor], Array]
+  of: Callable[[Tensor], Tensor]
   compare: Callable[[Tensor, Tensor], tuple[Array, Array]]
 
 
@@ -91,7 +91,7 @@ def pixels(patch: int) -> Target:
     patch: side of the patches in pixels.
   """
 
-  def of(patches: Tensor) -> Array:
+  def of(patches: Tensor) -> Tensor:
     return rearrange(patches, "b n i j c -> b n (i j c)")
 
   def compare(predicted: Tensor, targets: Tensor) -> tuple[Array, Array]:
@@ -151,7 +151,7 @@ class MaskedPatches(Task):
   )
 
   def __post_init__(self) -> None:
-    masking.check_patch_tokens(self.supplied.model)
+    masking.require_patch(self.supplied.model)
     if self.masked + self.swapped > 1:
       raise ConfigError(f"{self.swapped}, but masked is {self.masked}: their sum is above 1", "swapped")
     if not self._corrupted:
@@ -162,7 +162,7 @@ class MaskedPatches(Task):
   @functools.cached_property
   def target(self) -> Target:
     """The quantity that is predicted for each patch."""
-    return make(self.targets, TARGETS, self.supplied.model.patch)
+    return make(self.targets, TARGETS, masking.require_patch(self.supplied.model))
 
   @property
   def headline(self) -> str:
@@ -182,7 +182,7 @@ class MaskedPatches(Task):
   def _corrupted(self) -> int:
     return round(self.share * self._patches)
 
-  def init(self, key: PRNGKey) -> Params:
+  def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Returns the initial mask token and the initial linear head."""
     width = masking.token_width(self.supplied.model)
     keys = jax.random.split(key)
@@ -202,7 +202,7 @@ class MaskedPatches(Task):
     """
     none = jnp.zeros((len(batch["image"]), 1))
     images, _ = self.supplied.augment(self.fields.patch)(key, batch["image"], none, batch["draw"], context.step)
-    return {"image": images} | self.masks(masking.derive_mask_key(key), len(images))
+    return {"image": images, **self.masks(masking.derive_mask_key(key), len(images))}
 
   def masks(self, key: PRNGKey, batch: int) -> Batch:
     """Draws the corrupted patches of each image and their replacements.
@@ -261,7 +261,7 @@ class MaskedPatches(Task):
     outputs, statistics = self.supplied.model.outputs(params, images, key, corrupt=corrupt)
     tokens = _take_rows(outputs.tokens[:, -self._patches :], corrupted)
     predicted = tokens @ params[f"{HEAD}/kernel"].astype(tokens.dtype) + params[f"{HEAD}/bias"].astype(tokens.dtype)
-    patches = masking.cut_patches(self.supplied.pixels(images), self.supplied.model.patch)
+    patches = masking.cut_patches(self.supplied.pixels(images), masking.require_patch(self.supplied.model))
     return *self.target.compare(predicted, _take_rows(self.target.of(patches), corrupted)), statistics
 
 

@@ -10,11 +10,19 @@ from vit_jax.schema import ConfigError
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Tensor
 
 
-def check_patch_tokens(model: models.Model) -> None:
-  """Raises ConfigError if the model's tokens are not patches of the image."""
+def require_patch(model: models.Model) -> int:
+  """Returns the side of the model's patches in pixels.
+
+  Args:
+    model: the model.
+
+  Raises:
+    ConfigError: if the tokens of the model are not patches of the image.
+  """
   if model.patch is None:
     name = model.description.model.name
     raise ConfigError(f"the tokens of {name} are not patches of the image. Use a ViT such as ViT-B/16 or vit_2_4_32")
+  return model.patch
 
 
 def cut_patches(images: Float[Tensor, "B H W C"] | Float[Tensor, "B N PPC"], patch: int) -> Float[Tensor, "B N P P C"]:
@@ -58,7 +66,7 @@ def repeat_order(order: Integer[Tensor, " N"], batch: int) -> Integer[Array, "B 
 def count_patches(model: models.Model) -> int:
   """Returns the number of patches of an image."""
   height, width = sides(model.description.image_size)
-  return height * width // model.patch**2
+  return height * width // require_patch(model) ** 2
 
 
 def token_width(model: models.Model) -> int:

@@ -87,7 +87,7 @@ class SelfDistillation(Task):
   classes: ClassVar[bool] = False
 
   def __post_init__(self) -> None:
-    masking.check_patch_tokens(self.supplied.model)
+    patch = masking.require_patch(self.supplied.model)
     size = self.supplied.model.description.image_size
     if not isinstance(size, int):
       raise ConfigError(f"crops are squares, but the model takes images of {size[0]} x {size[1]} px", "name")
@@ -100,7 +100,6 @@ class SelfDistillation(Task):
           raise ConfigError(f"{value}. Allowed: above 0", key)
     if not self.local_crops:
       return
-    patch = self.supplied.model.patch
     if self.local_size % patch:
       nearest = patch * max(1, round(self.local_size / patch))
       raise ConfigError(
@@ -273,7 +272,7 @@ def split_crops(values: Float[Tensor, " BG *x"], crops: int) -> Float[Array, "B 
     values: values of each crop (B * G, ...).
     crops: number G of crops of an image.
   """
-  return rearrange(values, "(b g) ... -> b g ...", g=crops)
+  return rearrange(jnp.asarray(values), "(b g) ... -> b g ...", g=crops)
 
 
 def compute_entropy(probabilities: Float[Tensor, "*B K"]) -> Float[Array, "*B"]:

@@ -11,8 +11,9 @@ from vit_jax.tasks.dinov2 import Dinov2
 from vit_jax.tasks.distill import Distill
 from vit_jax.tasks.masked_autoencoder import MaskedAutoencoder
 from vit_jax.tasks.masked_patches import MaskedPatches
+from vit_jax.tasks.task import Task
 
-TASKS = {
+TASKS: dict[str, type[Task]] = {
   "classify": Classify,
   "distill": Distill,
   "masked_patches": MaskedPatches,

@@ -1,13 +1,14 @@
 """The protocol that the trainer requires of every task, and the objects that a run supplies to its task."""
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from vit_jax import models
-from vit_jax.data.augment import Augmentation
+from vit_jax.data.augment import Augmentation, Channels
 from vit_jax.data.views import Fields
 from vit_jax.schema import Duration
 from vit_jax.shapes import Array, Count, Float, Integer, PRNGKey, Shaped, Tensor
@@ -30,6 +31,14 @@ class Context(NamedTuple):
   step: Count
   frozen: Mapping[str, Params]
   average: Params
+
+
+class ContextShapes(NamedTuple):
+  """The shapes of the values of a `Context`, with equal attributes."""
+
+  step: jax.ShapeDtypeStruct
+  frozen: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
+  average: Mapping[str, jax.ShapeDtypeStruct]
 
 
 class FrozenModel(NamedTuple):
@@ -81,9 +90,9 @@ class TaskContext(NamedTuple):
   patch: int | None
   augment: Callable[[int | None], Augmentation]
   freeze: Freeze
-  pixels: Callable[[Array], Array]
-  normalise: Callable[[Array], Array]
-  normalised: Mapping[str, Sequence[float]]
+  pixels: Callable[[Tensor], Array]
+  normalise: Callable[[Tensor], Array]
+  normalised: Mapping[str, Channels]
   total: int
   steps_of: Callable[[Duration], int]
 
@@ -94,22 +103,40 @@ class Task(Protocol):
   Tasks are subclasses, which inherit the members with a default: no parameters, frozen models and statistics.
 
   Attributes:
-    headline: name of the metric that is shown next to the loss.
-    fields: the arrays of a batch that the task needs.
     classes: true if the task learns classes. Otherwise the model has no head.
-    frozen: {name: frozen model}, such as a teacher. They are read for training, but not for prediction.
-    statistics: paths of the task's own parameters that `objective` updates instead of the optimizer, such as a centre.
-    uses_average: true if `objective` reads the moving average of the parameters. The run must then have one.
   """
 
-  headline: str
-  fields: Fields
-  classes: bool
-  frozen: Mapping[str, FrozenModel] = {}
-  statistics: frozenset[str] = frozenset()
-  uses_average: bool = False
+  classes: ClassVar[bool]
 
-  def init(self, key: PRNGKey) -> Params:
+  @property
+  @abc.abstractmethod
+  def headline(self) -> str:
+    """Returns the name of the metric that is shown next to the loss."""
+
+  @property
+  @abc.abstractmethod
+  def fields(self) -> Fields:
+    """Returns the arrays of a batch that the task needs."""
+
+  @property
+  def frozen(self) -> Mapping[str, FrozenModel]:
+    """Returns {name: frozen model}, such as a teacher. They are read for training, but not for prediction."""
+    return {}
+
+  @property
+  def statistics(self) -> frozenset[str]:
+    """Returns the paths of the task's own parameters that `objective` updates instead of the optimizer.
+
+    An example is a centre.
+    """
+    return frozenset()
+
+  @property
+  def uses_average(self) -> bool:
+    """Returns true if `objective` reads the moving average of the parameters. The run must then have one."""
+    return False
+
+  def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Returns the initial values of the task's own parameters, such as a decoder or a mask token.
 
     They are trained together with the parameters of the model, except for `statistics`. Their paths start with "task/".
@@ -132,6 +159,7 @@ class Task(Protocol):
     """
     return None
 
+  @abc.abstractmethod
   def examples(self, batch: Batch, context: Context, key: PRNGKey) -> Batch:
     """Returns the examples to learn from.
 
@@ -143,6 +171,7 @@ class Task(Protocol):
       key: random key of the step.
     """
 
+  @abc.abstractmethod
   def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
     """Computes the loss of a batch of examples.
 
@@ -159,6 +188,7 @@ class Task(Protocol):
       The step averages all of them over micro-batches.
     """
 
+  @abc.abstractmethod
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
   ) -> Batch:
