@@ -196,7 +196,7 @@ def select_evaluations(evals: Mapping[str, BoundEval], split: str | None, logits
   return {name: choice.replace(**changes) if choice.name == "accuracy" else choice for name, choice in kept.items()}
 
 
-def load_state(experiment: Experiment, workdir: pathlib.Path | None) -> steps.State:
+def load_state(experiment: Experiment, workdir: pathlib.Path | None) -> steps.State[jax.Array]:
   """Returns the weights to measure: those of `config.init`, or those of the newest checkpoint.
 
   Args:
@@ -209,7 +209,7 @@ def load_state(experiment: Experiment, workdir: pathlib.Path | None) -> steps.St
   return restore_weights(experiment, workdir)
 
 
-def restore_weights(experiment: Experiment, workdir: pathlib.Path) -> steps.State:
+def restore_weights(experiment: Experiment, workdir: pathlib.Path) -> steps.State[jax.Array]:
   """Restores the newest readable checkpoint of the run in --workdir.
 
   Args:
@@ -223,7 +223,7 @@ def restore_weights(experiment: Experiment, workdir: pathlib.Path) -> steps.Stat
     return run_evaluation.restore_newest(experiment, workdir)
 
 
-def import_weights(experiment: Experiment, own: bool) -> steps.State:
+def import_weights(experiment: Experiment, own: bool) -> steps.State[jax.Array]:
   """Imports the weights from which the run starts, without an optimizer. The file must contain every parameter.
 
   Args:
@@ -266,7 +266,7 @@ def _check_labelling(arguments: argparse.Namespace) -> None:
 
 
 def write_labels(
-  experiment: Experiment, state: steps.State, arguments: argparse.Namespace, watch: runtime.Watch
+  experiment: Experiment, state: steps.State[jax.Array], arguments: argparse.Namespace, watch: runtime.Watch
 ) -> None:
   """Writes labels for the images that the flags select, computed with the averaged weights if there are any.
 
@@ -309,7 +309,7 @@ def write_labels(
 
 
 def evaluate(
-  experiment: Experiment, state: steps.State, name: str | None, poll: Callable[[], None]
+  experiment: Experiment, state: steps.State[jax.Array], name: str | None, poll: Callable[[], None]
 ) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
   """Measures the weights of a state and prints the figures.
 

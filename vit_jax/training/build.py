@@ -255,10 +255,17 @@ def _count_flops(experiment: Experiment, alone: tasks.Task) -> tuple[int, int]:
   """
   _ = alone.frozen  # read before tracing, because the checkpoint of a teacher is verified by a program
   key, shapes = jax.eval_shape(lambda: rng.make_key(0)), experiment.state_shapes
-  context = tasks.Context(shapes.step, experiment.frozen_shapes, shapes.ema if alone.uses_average else {})
+  context = tasks.ContextShapes(shapes.step, experiment.frozen_shapes, shapes.ema if alone.uses_average else {})
+
+  def draw(
+    batch: tasks.Batch, key: jax.Array, step: jax.Array, frozen: steps.Frozen, average: steps.Params
+  ) -> tasks.Batch:
+    return experiment.task.examples(batch, tasks.Context(step, frozen, average), key)
+
+  drawn = jax.eval_shape(draw, experiment.batch_shapes, key, *context)
   examples = {
     name: jax.ShapeDtypeStruct((leaf.shape[0] // experiment.run.optim.accumulate, *leaf.shape[1:]), leaf.dtype)
-    for name, leaf in jax.eval_shape(experiment.task.examples, experiment.batch_shapes, context, key).items()
+    for name, leaf in drawn.items()
   }
   forward = cost.count_forward_flops(alone.objective, shapes.params, context, examples)
   if not (alone.uses_average or alone.frozen):

@@ -89,7 +89,9 @@ class Experiment:
     It is a multiple of `save_every`, because only saved steps can be kept.
     """
     every = self.run.checkpoint.keep_every
-    return every and self.save_every * max(1, round(self.steps_of(every) / self.save_every))
+    if every is None:
+      return None
+    return self.save_every * max(1, round(self.steps_of(every) / self.save_every))
 
   @property
   def log_every(self) -> int:
@@ -97,7 +99,7 @@ class Experiment:
     return max(1, self.steps_of(self.run.log.every))
 
   @property
-  def state_shapes(self) -> steps.State:
+  def state_shapes(self) -> steps.State[jax.ShapeDtypeStruct]:
     """Shapes of the state, with shardings."""
     return self.program.state_shapes
 
@@ -195,11 +197,11 @@ class Experiment:
       weights[name], digests[frozen.key] = params, digest
     return weights, digests
 
-  def init(self) -> steps.State:
+  def init(self) -> steps.State[jax.Array]:
     """Returns the state before the first step, with random initial values and sharded arrays."""
     return self.program.init()
 
-  def start(self, weights: Mapping[str, np.ndarray]) -> steps.State:
+  def start(self, weights: Mapping[str, np.ndarray]) -> steps.State[jax.Array]:
     """Returns the state before the first step: random initial values, some of which are replaced by given weights.
 
     Args:
@@ -226,7 +228,8 @@ class Experiment:
     rows = sharding.find_local_rows(placement, run.batch)
     opened = functools.partial(catalog.open_train_examples, run.data, run.seed, self.task.fields, run.batch)
     workers = run.data.create_workers(opened, len(self.images.source))
-    return DeviceBatches(run.data.batches(self.images, run.batch, rows, start, workers), rows, run.batch, placement)
+    batches = run.data.batches(self.images, run.batch, rows.tolist(), start, workers)
+    return DeviceBatches(batches, rows, run.batch, placement)
 
   @property
   def step(self) -> jax.stages.Wrapped:
@@ -248,7 +251,9 @@ class Experiment:
     """
     return {name: each for name, each in self.evals.items() if 0 < step < self.total and step % each.every == 0}
 
-  def evaluate(self, due: Mapping[str, Eval], state: steps.State, poll: Callable[[], None]) -> dict[str, Outcome]:
+  def evaluate(
+    self, due: Mapping[str, Eval], state: steps.State[jax.Array], poll: Callable[[], None]
+  ) -> dict[str, Outcome]:
     """Measures the weights of a state and their moving average.
 
     Args:

@@ -157,6 +157,7 @@ class TrainingLog:
       scalars |= rates
       line += f"  {rates['images_per_second']:,.0f} images/s  waiting for data {rates['data_wait']:.0%}"
       line += f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
+      assert self.clock.rate is not None, "a complete lap has a rate"
       remaining = (experiment.total - step) * experiment.run.batch / self.clock.rate
       line += f"  {int(remaining // 60)}:{int(remaining % 60):02d} left"
     self._writer.write(step, scalars)

@@ -77,6 +77,7 @@ def train(
         runtime.barrier("compiled")  # keeps waiting for other compilers out of the first step
       with session.phase("step"):
         while step < experiment.total:
+          assert train_step is not None  # compiled, because steps remain
           with session.phase("data", session.batches.waiting):
             batch = next(session.batches)
           if session.batches.problem:  # reported one batch early, so that all processes can stop before it
@@ -153,7 +154,7 @@ def open_session(
   watch: runtime.Watch,
   weights: dict[str, np.ndarray] | None,
   began: float | None,
-) -> tuple[Session, steps.State]:
+) -> tuple[Session, steps.State[jax.Array]]:
   """Opens a run and restores its state.
 
   Args:
@@ -230,7 +231,7 @@ def restore_or_start(
   store: checkpoints.Checkpoints,
   timer: goodput.GoodputTracker,
   weights: dict[str, np.ndarray] | None,
-) -> tuple[steps.State, dict[str, Any]]:
+) -> tuple[steps.State[jax.Array], dict[str, Any]]:
   """Returns the newest saved state and the description in its checkpoint, and resumes the clock from it.
 
   Without a checkpoint, the function returns the initial state and an empty description.
@@ -305,7 +306,7 @@ def describe_ranking(session: Session, figures: Mapping[str, float]) -> dict[str
   }
 
 
-def collect_metadata(session: Session, state: steps.State) -> dict[str, Any]:
+def collect_metadata(session: Session, state: steps.State[jax.Array]) -> dict[str, Any]:
   """Returns the entries of result.json that are not figures: durations, seed, versions and digests.
 
   Args:
@@ -357,7 +358,7 @@ def as_exit(reason: Exception, step: int) -> Exception:
 # Actions between steps.
 
 
-def evaluate(session: Session, due: Mapping[str, Eval], step: int, state: steps.State) -> dict[str, float]:
+def evaluate(session: Session, due: Mapping[str, Eval], step: int, state: steps.State[jax.Array]) -> dict[str, float]:
   """Measures the state at a step, then writes and prints the figures.
 
   Args:
@@ -387,7 +388,7 @@ def evaluate(session: Session, due: Mapping[str, Eval], step: int, state: steps.
   return figures
 
 
-def save(session: Session, step: int, state: steps.State) -> None:
+def save(session: Session, step: int, state: steps.State[jax.Array]) -> None:
   """Saves the state of a step and its description, after checking that the metrics of all steps so far are finite.
 
   A step that is already saved is skipped. Log lines that are due are written first, and the values of the next line are

@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
+
 from vit_jax import checkpoints, evals
 from vit_jax.checkpoints import provenance
 from vit_jax.data import class_names
@@ -39,7 +41,7 @@ def select_headline(choices: Mapping[str, evals.BoundEval]) -> tuple[str, evals.
   return name, fitting.get(name) or evals.bind_evaluation(Choice("accuracy"), evals.REPEATED, {})
 
 
-def restore_newest(experiment: Experiment, workdir: pathlib.Path) -> steps.State:
+def restore_newest(experiment: Experiment, workdir: pathlib.Path) -> steps.State[jax.Array]:
   """Restores the newest readable checkpoint of a run.
 
   Args:
@@ -87,7 +89,7 @@ def warn_of_other_data(experiment: Experiment, about: Mapping[str, Any]) -> None
 
 
 def measure_state(
-  measures: Mapping[str, evals.Measure], state: steps.State, poll: Callable[[], None]
+  measures: Mapping[str, evals.Measure], state: steps.State[jax.Array], poll: Callable[[], None]
 ) -> tuple[dict[str, Outcome], dict[str, Intervals]]:
   """Measures a state with all evaluations.
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +16,25 @@ from vit_jax.parallel.capacity import check_memory
 from vit_jax.schema import Count
 from vit_jax.tasks import cost
 
+Leaf = TypeVar("Leaf")
 Params = dict[str, jax.Array]  # by path
-Examples = dict[str, jax.Array]  # arrays of a batch by name
+Examples = tasks.Batch  # arrays of a batch by name
 Metrics = dict[str, jax.Array]  # scalars by name
 Frozen = Mapping[str, Params]  # parameters of each frozen model, by its name
 # (params, context, examples, key) -> (loss, (metrics, statistics))
 Loss = Callable[[Params, tasks.Context, Examples, jax.Array], tuple[jax.Array, tuple[Metrics, Params]]]
 # (params, context, examples, key) -> (gradients, metrics, statistics)
 Gradient = Callable[[Params, tasks.Context, Examples, jax.Array], tuple[Params, Metrics, Params]]
-Step = Callable[["State", Examples, Frozen], tuple["State", Metrics]]  # (state, batch, frozen) -> (state, metrics)
+# (state, batch, frozen) -> (state, metrics)
+Step = Callable[["State[jax.Array]", Examples, Frozen], tuple["State[jax.Array]", Metrics]]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class State:
+class State(Generic[Leaf]):
   """The complete contents of a checkpoint. Data order and random keys follow from `step`.
+
+  The leaves are arrays, or the shapes or shardings of these arrays.
 
   Attributes:
     step: number of completed steps, int32 scalar.
@@ -39,9 +43,9 @@ class State:
     optimizer: state of the optimizer.
   """
 
-  step: jax.Array
-  params: dict[str, jax.Array]
-  ema: dict[str, jax.Array]
+  step: Leaf
+  params: dict[str, Leaf]
+  ema: dict[str, Leaf]
   optimizer: optax.OptState
 
 
@@ -57,7 +61,7 @@ class Program:
 
   init: jax.stages.Wrapped
   step: jax.stages.Wrapped
-  state_shapes: State
+  state_shapes: State[jax.ShapeDtypeStruct]
 
 
 def make_program(
@@ -94,7 +98,7 @@ def make_program(
   shapes = jax.eval_shape(init)
   shardings = State(
     step=sharding.make_replicated_sharding(grid),
-    params=params,
+    params=dict(params),
     ema=sharding.find_average_shardings(shapes.ema, params, grid),
     optimizer=sharding.find_optimizer_shardings(optimizer.transformation, shapes.params, params, grid),
   )
@@ -123,7 +127,7 @@ def make_program(
 
 def init_state(
   seed: int, parameters: Callable[[jax.Array], Params], transformation: optax.GradientTransformation, averaged: bool
-) -> State:
+) -> State[jax.Array]:
   """Returns the state before the first step.
 
   Args:
@@ -225,7 +229,9 @@ def make_train_step(
   """
   update, extra = optax.with_extra_args_support(transformation).update, {"shard_rows": shard_rows} if shard_rows else {}
 
-  def update_state(state: State, gradients: Params, statistics: Params, metrics: Metrics) -> tuple[State, Metrics]:
+  def update_state(
+    state: State[jax.Array], gradients: Params, statistics: Params, metrics: Metrics
+  ) -> tuple[State[jax.Array], Metrics]:
     updates, optimizer = update(gradients, state.optimizer, state.params, **extra)
     params = optax.apply_updates(state.params, updates) | statistics
     # The average is split over more devices than the parameters. Without `constrain_params`, XLA would split the whole
@@ -240,7 +246,7 @@ def make_train_step(
     metrics |= {"gradient_norm": optax.tree.norm(gradients)}
     return State(state.step + 1, params, averages, optimizer), metrics
 
-  def step(state: State, batch: Examples, frozen: Frozen) -> tuple[State, Metrics]:
+  def step(state: State[jax.Array], batch: Examples, frozen: Frozen) -> tuple[State[jax.Array], Metrics]:
     context = tasks.Context(state.step, frozen, constrain_params(state.ema) if uses_average else {})
     with cost.name_part("augmentation"):
       drawn = examples(batch, context, rng.derive_key(seed, state.step, "augment"))

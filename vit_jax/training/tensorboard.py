@@ -35,12 +35,13 @@ class EventFile:
   """
 
   def __init__(self, folder: pathlib.Path, ending: str = "") -> None:
-    self._folder, self._file = folder, None
+    self._folder = folder
+    self._file: append.AppendFile | append.BucketAppender | None = None
     with self._attempt():
       folder.mkdir(parents=True, exist_ok=True)
       name = f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}{ending}"
       self._file = append.open_append(folder / name)
-      self._write(file_version="brain.Event:2")
+      self._write(self._file, file_version="brain.Event:2")
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
     """Appends one point to the curve of each scalar. Readers see the point at once on a disk, and after a delay in a
@@ -86,12 +87,12 @@ class EventFile:
     """
     if self._file:
       with self._attempt():
-        self._write(step=step, summary=summary)
+        self._write(self._file, step=step, summary=summary)
 
-  def _write(self, **fields: Any) -> None:
+  def _write(self, file: append.AppendFile | append.BucketAppender, **fields: Any) -> None:
     record = io.BytesIO()
     RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
-    self._file.add(record.getvalue())
+    file.add(record.getvalue())
 
   def flush(self) -> None:
     """Uploads all records if the file is in a bucket."""

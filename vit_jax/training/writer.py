@@ -36,7 +36,7 @@ class Writer:
     if not paths.in_bucket(file):
       _drop_after(file, chosen)
     self._lines = append.open_append(file)
-    if paths.in_bucket(file):
+    if isinstance(self._lines, append.BucketAppender):
       self._lines.keep(chosen)
     self._events = tensorboard.EventFile(workdir / "tensorboard")
 
@@ -103,7 +103,7 @@ class Trace:
   def __init__(self, workdir: pathlib.Path, start: int, steps: int) -> None:
     self._folder = workdir / "tensorboard"
     # local directory for a profile that is then copied to a bucket, because JAX cannot write to buckets
-    self._local = None
+    self._local: tempfile.TemporaryDirectory[str] | None = None
     self._first, self._end = start + self.SKIPPED, start + self.SKIPPED + steps
     self._running = False
 
