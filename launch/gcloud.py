@@ -80,7 +80,7 @@ class ExistsError(UnknownError):
 NO_ANSWER = (UnknownError, LaunchError)
 
 
-def build_gcloud_command(*words: str, alpha: bool = False, **flags: Any) -> list[str]:
+def build_gcloud_command(*words: str, alpha: bool = False, **flags: object) -> list[str]:
   """Returns the argument list of `gcloud compute tpus …`, with each flag as one word: --flag=value.
 
   Args:
@@ -146,7 +146,7 @@ def describe_item(group: str, name: str, **place: Any) -> dict[str, Any] | None:
   return item
 
 
-def get_short_name(item: Mapping[str, Any]) -> str:
+def get_short_name(item: Mapping[str, object]) -> str:
   """Returns the last word of the name projects/P/locations/ZONE/queuedResources/NAME; "" without a name."""
   return str(item.get("name", "")).rpartition("/")[2]
 
@@ -251,7 +251,7 @@ def get_labels(item: Mapping[str, Any]) -> dict[str, Any]:
   return _get_node_specs(item)[0].get("node", {}).get("labels", {})
 
 
-def check_item(item: Mapping[str, Any]) -> None:
+def check_item(item: Mapping[str, object]) -> None:
   """Raises UnknownError for a queued resource without labels or state, which every queued resource has."""
   found, state = get_labels(item), item.get("state")
   if (
@@ -260,7 +260,7 @@ def check_item(item: Mapping[str, Any]) -> None:
     raise UnknownError(f"{get_short_name(item)}: a description without labels or state: {str(item)[:80]}")
 
 
-def get_item_owner(item: Mapping[str, Any]) -> str:
+def get_item_owner(item: Mapping[str, object]) -> str:
   """Returns the owner of an item, for messages."""
   found = get_labels(item)
   if "vitjax" not in found:

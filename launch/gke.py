@@ -133,7 +133,7 @@ class Engine:
     made = self._create(attempt, JOBSETS, manifests.make_jobset(self._run, attempt, expires))
     self._create(attempt, "configmaps", manifests.make_config_map(self._run, attempt, expires, made))
 
-  def _create(self, attempt: int, kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+  def _create(self, attempt: int, kind: str, value: Mapping[str, object]) -> dict[str, Any]:
     """Creates an object and returns it. An object of this attempt that exists is accepted."""
     name = self._run.attempt(attempt)
     try:

@@ -137,7 +137,7 @@ class Engine:
     return parse_services(_call_worker(host, ["look", "--engine=hosts"]), host)
 
 
-def make_resources(services: Iterable[Mapping[str, Any]], location: str) -> list[states.Resource]:
+def make_resources(services: Iterable[Mapping[str, object]], location: str) -> list[states.Resource]:
   """Returns services as resources, one for each attempt.
 
   Args:

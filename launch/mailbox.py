@@ -284,7 +284,7 @@ class Lease:
     values, _, age = self._read()
     return self._holder(values, age)
 
-  def _holder(self, values: Mapping[str, Any], age: float) -> str:
+  def _holder(self, values: Mapping[str, object], age: float) -> str:
     if not values or age > self._duration or _has_holder_ended(values):
       return ""
     return (
@@ -350,7 +350,7 @@ def _describe_process(number: int) -> str:
     return str(number)
 
 
-def _has_holder_ended(values: Mapping[str, Any]) -> bool:
+def _has_holder_ended(values: Mapping[str, object]) -> bool:
   """Returns whether the holder was a process of this machine that has ended."""
   process = str(values.get("process", ""))
   number, _, began = process.partition(" ")

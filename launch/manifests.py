@@ -272,7 +272,7 @@ def format_here_document(command: str, text: str) -> str:
   return f"{command} <<'END_OF_TEXT'\n{text.rstrip()}\nEND_OF_TEXT"
 
 
-def format_yaml(value: Mapping[str, Any] | Sequence[Any]) -> str:
+def format_yaml(value: Mapping[str, object] | Sequence[object]) -> str:
   """Returns lists and dictionaries as readable YAML, which every parser of YAML reads as the same value."""
   return "\n".join(_format_yaml_lines(value)) + "\n"
 

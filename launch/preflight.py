@@ -76,7 +76,7 @@ class GoogleApi:
     self._token = token
 
   @guard_function("Google's API", (MissingError,))
-  def read(self, service: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+  def read(self, service: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
     """Returns the answer to a request that only reads.
 
     Args:
@@ -379,7 +379,7 @@ def check_bucket_access(run: Run, google: GoogleApi) -> Finding:
   return _compare_permissions(answer, OBJECTS, f"your account in {name}", commands)
 
 
-def _compare_permissions(answer: Mapping[str, Any], wanted: Sequence[str], account: str, command: str) -> Finding:
+def _compare_permissions(answer: Mapping[str, object], wanted: Sequence[str], account: str, command: str) -> Finding:
   """Returns a finding about permissions that are missing in an answer of testIamPermissions."""
   granted = answer.get("permissions", [])
   if not isinstance(granted, list):

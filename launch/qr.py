@@ -221,7 +221,7 @@ class Engine:
     ]
     return f"these use it until they are deleted: {', '.join(names)}; `python -m launch gc` deletes those of `launch`"
 
-  def _is_mine(self, item: Mapping[str, Any], attempt: int) -> bool:
+  def _is_mine(self, item: Mapping[str, object], attempt: int) -> bool:
     return states.has_labels(self._run, attempt, gcloud.get_short_name(item), gcloud.get_labels(item))
 
   def _names(self, attempt: int) -> list[str]:

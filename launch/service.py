@@ -60,7 +60,7 @@ class Service:
   def __init__(self, name: str, home: pathlib.Path) -> None:
     self.name, self.home, self.folder = f"vitjax-{name}", home, home / "units" / name
 
-  def describe(self, about: Mapping[str, Any]) -> None:
+  def describe(self, about: Mapping[str, object]) -> None:
     """Writes the description of the service. Raises a LaunchError if the directory is not writable."""
     with self._writable():
       draft = self.folder / f".about.{os.getpid()}"

@@ -270,7 +270,7 @@ def _has_result(run: Run) -> bool:
   return storage.open_storage(run.workdir).read("result.json") is not None
 
 
-def _has_machines(last: Mapping[str, Any]) -> bool:
+def _has_machines(last: Mapping[str, object]) -> bool:
   """Returns whether machines of a run may exist, by the last event of its event log."""
   if last.get("event", "end") != "end":
     return True

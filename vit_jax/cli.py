@@ -277,7 +277,7 @@ def format_parameters(shapes: Mapping[str, jax.Array | jax.ShapeDtypeStruct], be
   )
 
 
-def format_figures(figures: Mapping[str, Any], intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
+def format_figures(figures: Mapping[str, object], intervals: Mapping[str, tuple[float, float]] | None = None) -> None:
   """Prints figures in the format of result.json, with one line for each figure.
 
   Args:

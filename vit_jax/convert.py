@@ -100,7 +100,7 @@ def convert(
   source: pathlib.Path,
   target: pathlib.Path,
   name: str | None,
-  hints: Mapping[str, Any],
+  hints: Mapping[str, object],
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> str:
@@ -144,7 +144,7 @@ def _write(
   source: pathlib.Path,
   target: pathlib.Path,
   name: str | None,
-  hints: Mapping[str, Any],
+  hints: Mapping[str, object],
   ema: bool | None,
   prefix: str | None,
 ) -> str:
@@ -189,7 +189,7 @@ def format_sidecar_files(
   chosen: layout.Layout,
   description: models.Description,
   metadata: preprocessing.ImageMetadata,
-  about: Mapping[str, Any],
+  about: Mapping[str, object],
 ) -> dict[pathlib.Path, str]:
   """Returns the JSON documents that accompany a weight file: {path: text}.
 
@@ -260,7 +260,7 @@ def join_names(documents: Iterable[pathlib.Path]) -> str:
 def export_program(
   source: pathlib.Path,
   target: pathlib.Path,
-  hints: Mapping[str, Any],
+  hints: Mapping[str, object],
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> str:
@@ -367,7 +367,7 @@ def choose_layout(description: models.Description, suffix: str) -> layout.Layout
   return known[next((name for name in PREFERRED[suffix] if name in known), next(iter(known)))]
 
 
-def inspect(path: pathlib.Path, hints: Mapping[str, Any], ema: bool | None = None, prefix: str | None = None) -> str:
+def inspect(path: pathlib.Path, hints: Mapping[str, object], ema: bool | None = None, prefix: str | None = None) -> str:
   """Describes a weight file as a table for the screen.
 
   The table contains layout, family, model, sizes, head, resolution, classes, number of parameters, and flags for a

@@ -183,7 +183,7 @@ def print_probes(name: str, outcome: Outcome) -> None:
     )
 
 
-def numeric_sort_key(name: str) -> list[Any]:
+def numeric_sort_key(name: str) -> list[tuple[int, str]]:
   """Returns a sort key that orders numbers in names by value: knn20 precedes knn100."""
   return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 

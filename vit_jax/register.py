@@ -45,7 +45,7 @@ _TASK = (
 )
 
 
-def reader(name: str, **facts: Any) -> Callable[[Decorated], Decorated]:
+def reader(name: str, **facts: object) -> Callable[[Decorated], Decorated]:
   """Registers a reader: a function that opens a split of labelled images.
 
   The function is called as `function(name, row, split, **keys)`. The arguments are the registered name, its row of the
@@ -74,7 +74,7 @@ def reader(name: str, **facts: Any) -> Callable[[Decorated], Decorated]:
   return decorate
 
 
-def dataset(name: str, like: str, **facts: Any) -> None:
+def dataset(name: str, like: str, **facts: object) -> None:
   """Registers a dataset: a name for an existing reader with other facts and defaults.
 
   Args:
@@ -264,7 +264,7 @@ def _return_names(names: Sequence[str], args: object) -> Sequence[str]:
   return names
 
 
-def _make_row(kind: str, function: Callable[..., Any], facts: dict[str, Any]) -> DatasetRow:
+def _make_row(kind: str, function: Callable[..., object], facts: dict[str, Any]) -> DatasetRow:
   """Builds a row of the catalog. Raises ConfigError for an unknown fact."""
   for key in facts:
     if key not in _ROW:
@@ -312,7 +312,7 @@ def _make_error(function: str, problem: str) -> ConfigError:
 
 
 def _check_signature(
-  kind: str, function: Callable[..., Any], positional: Sequence[str], needed: Sequence[str] = ()
+  kind: str, function: Callable[..., object], positional: Sequence[str], needed: Sequence[str] = ()
 ) -> None:
   """Raises ConfigError unless a function has these positional parameters, and keyword-only parameters of supported
   types.
@@ -338,7 +338,9 @@ def _check_signature(
     checks.check_types(function)
 
 
-def _check_free(kind: str, function: Callable[..., Any], words: Sequence[str], *others: Callable[..., Any]) -> None:
+def _check_free(
+  kind: str, function: Callable[..., object], words: Sequence[str], *others: Callable[..., object]
+) -> None:
   """Raises ConfigError if a parameter of the function has the name of another key of the config."""
   taken = {*words, *(key for other in others for key in schema.read_keywords(other))}
   if used := [key for key in schema.read_keywords(function) if key in taken]:

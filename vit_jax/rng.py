@@ -6,6 +6,8 @@ import zlib
 import jax
 import numpy as np
 
+from vit_jax.shapes import Count
+
 # Specified explicitly, so that JAX_DEFAULT_PRNG_IMPL changes no draw. The value is JAX's default.
 _IMPLEMENTATION = "threefry2x32"
 
@@ -20,12 +22,12 @@ def fix_settings() -> None:
     jax.config.update("jax_threefry_partitionable", True)
 
 
-def make_key(seed: int) -> jax.Array:
+def make_key(seed: Count) -> jax.Array:
   """Returns the key of a seed. All keys of the package are made here or are derived from these keys."""
   return jax.random.key(seed, impl=_IMPLEMENTATION)
 
 
-def derive_key(seed: int, step: int | jax.Array, name: str) -> jax.Array:
+def derive_key(seed: Count, step: Count, name: str) -> jax.Array:
   """Returns the key of a named stream at a step.
 
   Args:

@@ -168,7 +168,7 @@ def write_recipe(
     files.write_text(workdir / provenance.RECIPE, json.dumps(about, indent=2) + "\n")
 
 
-def list_config_changes(file: Mapping[str, Any], run: BoundRun, overrides: dict[str, str]) -> list[str]:
+def list_config_changes(file: Mapping[str, object], run: BoundRun, overrides: dict[str, str]) -> list[str]:
   """Returns the differences between a run and the run of its config file without flags, one line for each.
 
   If the file is not complete without flags, the flags are returned.

@@ -14,7 +14,7 @@ _ABSENT = object()
 # Names.
 
 
-def join_path(path: Sequence[Any]) -> str:
+def join_path(path: Sequence[object]) -> str:
   """Returns the name of a leaf: the keys of its path, joined with slashes.
 
   List indices become numbers. Flax variables are nodes that store their array in the attribute `value`. The key `value`
@@ -39,7 +39,7 @@ def flatten(tree: object) -> dict[str, Any]:
   return {key: leaves[key] for key in sorted(leaves, key=_make_sort_key)}
 
 
-def unflatten(tree: object, leaves: Mapping[str, Any]) -> Any:
+def unflatten(tree: object, leaves: Mapping[str, object]) -> Any:
   """Returns the tree with every leaf replaced by the value of the same name.
 
   Args:
@@ -58,7 +58,7 @@ def unflatten(tree: object, leaves: Mapping[str, Any]) -> Any:
   return map_named(lambda path, _: leaves[path], tree)
 
 
-def map_named(function: Callable[..., Any], tree: object, *rest: object) -> Any:
+def map_named(function: Callable[..., object], tree: object, *rest: object) -> Any:
   """Maps a function over a pytree and passes it the name of each leaf.
 
   Args:
@@ -79,7 +79,7 @@ def _format_entry(entry: object) -> str:
   raise TypeError(f"a path entry of unknown kind {type(entry).__name__}: {entry!r}")
 
 
-def _make_sort_key(text: str) -> list[Any]:
+def _make_sort_key(text: str) -> list[tuple[int, int, str]]:
   return [(0, int(word), "") if word.isdecimal() else (1, 0, word) for word in text.split("/")]
 
 
@@ -134,7 +134,7 @@ def list_differences(old: object, new: object) -> list[str]:
   ]
 
 
-def iterate_leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def iterate_leaves(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, Any]]:
   """Yields pairs such as ("optim.lr", 0.01) for the leaves of nested dicts.
 
   Args:

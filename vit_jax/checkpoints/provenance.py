@@ -170,7 +170,7 @@ def select_shared_values(now: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def compare_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def compare_data(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
   """Describes differences of two datasets, one line for each.
 
   Args:
@@ -193,7 +193,7 @@ def compare_splits(before: Mapping[str, Any], source: sources.Source) -> list[st
 
 
 def find_data_conflict(
-  before: Mapping[str, Any], now: Mapping[str, Any], accept: bool = False, splits: Sequence[str] = ()
+  before: Mapping[str, object], now: Mapping[str, object], accept: bool = False, splits: Sequence[str] = ()
 ) -> str | None:
   """Returns the reason why a state cannot be continued on the current data, or None if it can.
 
@@ -262,7 +262,7 @@ def check_metadata(about: Mapping[str, Any]) -> None:
   extensions.check(about.get("identity", {}).get("extensions", []))
 
 
-def _has_form(value: Any, form: Any) -> bool:
+def _has_form(value: object, form: Any) -> bool:
   if isinstance(form, dict):
     return isinstance(value, dict) and all(key in value and _has_form(value[key], form[key]) for key in form)
   if isinstance(form, list):

@@ -208,7 +208,7 @@ def check_same_arrays(arrays: dict[str, np.ndarray], path: str | None) -> dict[s
   return arrays
 
 
-def try_read(read: Callable[[], Any], default: object = None) -> tuple[Any, str | None]:
+def try_read(read: Callable[[], object], default: object = None) -> tuple[Any, str | None]:
   """Calls `read` and returns its result, or the reason why a checkpoint cannot be read.
 
   Args:
@@ -256,7 +256,7 @@ def _fingerprint_values(fingerprint: Mapping[str, jax.Array | int]) -> dict[str,
   return {path: int(value) for path, value in jax.device_get(fingerprint).items()}
 
 
-def _sha256(sealed: Mapping[str, Any]) -> str:
+def _sha256(sealed: Mapping[str, object]) -> str:
   """Returns the SHA-256 of a state's description and fingerprint."""
   covered = {"run": sealed["run"], "fingerprint": sealed["fingerprint"]}
   return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()

@@ -232,7 +232,7 @@ def parse_choice(changes: Mapping[str, str], group: str) -> ml_collections.Confi
   return config[group]
 
 
-def has_key(config: ml_collections.ConfigDict | Mapping[str, Any], key: str) -> bool:
+def has_key(config: ml_collections.ConfigDict | Mapping[str, object], key: str) -> bool:
   """Returns whether a config has a value for a key.
 
   Args:

@@ -42,7 +42,7 @@ def migrate_run(values: Mapping[str, Any]) -> dict[str, Any]:
   return result
 
 
-def _migrate_selection(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _migrate_selection(values: Mapping[str, object]) -> Mapping[str, Any]:
   """Removes `ema=False` from `init` or a task without `prefix`: False was the default before `prefix` existed."""
   if not isinstance(values, Mapping) or values.get("ema") is not False or "prefix" in values:
     return values
@@ -55,7 +55,7 @@ def _migrate_evaluation(choice: object) -> Any:
   return choice
 
 
-def migrate_model(values: Mapping[str, Any]) -> dict[str, Any]:
+def migrate_model(values: Mapping[str, object]) -> dict[str, Any]:
   """Converts a stored choice of a model to the current schema.
 
   Args:
@@ -65,7 +65,7 @@ def migrate_model(values: Mapping[str, Any]) -> dict[str, Any]:
   return {"pool" if key == "head" and is_pool else key: value for key, value in values.items()}
 
 
-def migrate_source(values: Mapping[str, Any]) -> dict[str, Any]:
+def migrate_source(values: Mapping[str, object]) -> dict[str, Any]:
   """Converts a stored data choice that only opens images, such as the choice of pseudo labels.
 
   Args:
@@ -74,7 +74,7 @@ def migrate_source(values: Mapping[str, Any]) -> dict[str, Any]:
   return _add_class_order(values)
 
 
-def _drop_ignored_keys(data: Mapping[str, Any], *idle: str) -> Mapping[str, Any]:
+def _drop_ignored_keys(data: Mapping[str, object], *idle: str) -> Mapping[str, Any]:
   """Removes keys that the reader ignored.
 
   Data stored by newer versions contain `exif`, and only keys that their reader uses.
@@ -86,13 +86,13 @@ def _drop_ignored_keys(data: Mapping[str, Any], *idle: str) -> Mapping[str, Any]
   return {key: value for key, value in data.items() if key not in idle}
 
 
-def _add_effective_values(data: Mapping[str, Any]) -> dict[str, Any]:
+def _add_effective_values(data: Mapping[str, object]) -> dict[str, Any]:
   """Adds the effective values of keys that did not exist when the run started."""
   before = {"exif": False} if data.get("name") in _CAMERAS else {}
   return before | _add_class_order(data)
 
 
-def _add_class_order(data: Mapping[str, Any]) -> dict[str, Any]:
+def _add_class_order(data: Mapping[str, object]) -> dict[str, Any]:
   """Adds the former order of classes to data and nested data."""
   before = {"class_order": "text"} if data.get("name") in _NAMED else {}
   return {**before, **data} | {key: _apply_to_each(_add_class_order, data[key]) for key in _INSIDE if key in data}
@@ -105,7 +105,7 @@ def _apply_to_each(function: Callable[[Mapping[str, Any]], dict[str, Any]], valu
   return function(value) if isinstance(value, Mapping) else value
 
 
-def _add_validation(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _add_validation(data: Mapping[str, object]) -> Mapping[str, Any]:
   """Sets `validation` to 0 if the key is missing, because its current default did not exist when the run started."""
   missing = data.get("name") in _HELD_OUT and "validation" not in data
   return {**data, "validation": 0.0} if missing else data
@@ -134,7 +134,7 @@ def list_former_defaults(stored: Mapping[str, Any]) -> dict[str, str]:
   return keys
 
 
-def _list_added_values(group: str, before: Any, data: Any) -> dict[str, str]:
+def _list_added_values(group: str, before: Any, data: object) -> dict[str, str]:
   """Returns {key: text} for the values that `_add_effective_values` has added to data and nested data."""
   if not isinstance(data, Mapping):
     return {}
@@ -176,7 +176,7 @@ _PARTIAL = {
 }
 
 
-def nest_vit(arguments: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, Any]:
+def nest_vit(arguments: Mapping[str, object], published: Mapping[str, object]) -> dict[str, Any]:
   """Converts flat arguments of a Vision Transformer to groups: `qk_norm="rms"` becomes `attention=dict(qk_norm="rms")`.
 
   Flat arguments are valid in configs, flags, workdirs and weight files. A flag replaces a value of the config file.

@@ -7,7 +7,7 @@ ConfigDict. `resolve` checks it and returns a frozen value.
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, overload
+from typing import Annotated, Literal, overload
 
 import ml_collections
 
@@ -167,7 +167,7 @@ class Measurement:
   limits: Limits = Limits()
 
 
-def recipe(**fields: Any) -> ml_collections.ConfigDict:
+def recipe(**fields: object) -> ml_collections.ConfigDict:
   """Returns the editable form of a `Run`, which a config file must return.
 
   Values are not checked before `resolve`.
@@ -188,7 +188,7 @@ def recipe(**fields: Any) -> ml_collections.ConfigDict:
   return _make_editable(Run, fields)
 
 
-def measurement(**fields: Any) -> ml_collections.ConfigDict:
+def measurement(**fields: object) -> ml_collections.ConfigDict:
   """Returns the editable form of a `Measurement`, for `vit_jax.fewshot`.
 
   Args:
@@ -197,7 +197,7 @@ def measurement(**fields: Any) -> ml_collections.ConfigDict:
   return _make_editable(Measurement, fields)
 
 
-def _make_editable(kind: type, fields: Mapping[str, Any]) -> ml_collections.ConfigDict:
+def _make_editable(kind: type, fields: Mapping[str, object]) -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict(type_safe=False, convert_dict=True)
   defaults = {
     f.name: to_plain(schema.get_field_default(f))
@@ -211,10 +211,10 @@ def _make_editable(kind: type, fields: Mapping[str, Any]) -> ml_collections.Conf
 
 
 @overload
-def resolve(config: Mapping[str, Any], kind: type[Run] = Run) -> Run: ...
+def resolve(config: Mapping[str, object], kind: type[Run] = Run) -> Run: ...
 @overload
-def resolve(config: Mapping[str, Any], kind: type[Measurement]) -> Measurement: ...
-def resolve(config: Mapping[str, Any], kind: type[Run] | type[Measurement] = Run) -> Run | Measurement:
+def resolve(config: Mapping[str, object], kind: type[Measurement]) -> Measurement: ...
+def resolve(config: Mapping[str, object], kind: type[Run] | type[Measurement] = Run) -> Run | Measurement:
   """Checks an editable config and returns a frozen value.
 
   Args:
@@ -242,7 +242,7 @@ def resolve(config: Mapping[str, Any], kind: type[Run] | type[Measurement] = Run
       raise ConfigError("a value contains itself or is nested too deeply") from None
 
 
-def _check_kind(config: Mapping[str, Any], kind: type) -> None:
+def _check_kind(config: Mapping[str, object], kind: type) -> None:
   """Raises ConfigError with the right command if the config is for another command."""
   if kind is Run and is_measurement(config):
     raise ConfigError(misplaced.MEASURES)
@@ -250,7 +250,7 @@ def _check_kind(config: Mapping[str, Any], kind: type) -> None:
     raise ConfigError(misplaced.TRAINS)
 
 
-def is_measurement(config: Mapping[str, Any]) -> bool:
+def is_measurement(config: Mapping[str, object]) -> bool:
   """Returns whether an editable config was made by `measurement` rather than `recipe`."""
   return misplaced.is_measurement(config)
 

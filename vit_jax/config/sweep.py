@@ -60,7 +60,7 @@ class Sweep:
       raise ConfigError("sweep: `final` trains the best setting again, but no metric selects it. Set `decide`")
 
 
-def product(values: Mapping[str, Iterable[Any]]) -> list[Changes]:
+def product(values: Mapping[str, Iterable[object]]) -> list[Changes]:
   """Returns all combinations of values. The last key changes fastest.
 
   Args:
@@ -78,7 +78,7 @@ def product(values: Mapping[str, Iterable[Any]]) -> list[Changes]:
   return [dict(zip(values, row, strict=True)) for row in itertools.product(*columns)]
 
 
-def zipped(values: Mapping[str, Iterable[Any]]) -> list[Changes]:
+def zipped(values: Mapping[str, Iterable[object]]) -> list[Changes]:
   """Returns one trial for each position in the lists of values.
 
   Args:
@@ -94,7 +94,7 @@ def zipped(values: Mapping[str, Iterable[Any]]) -> list[Changes]:
   return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _check_column(key: str, values: Iterable[Any]) -> tuple[Any, ...]:
+def _check_column(key: str, values: Iterable[object]) -> tuple[Any, ...]:
   if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
     raise ConfigError(f"sweep: {key} is {show(values)}. Allowed: a list of values to try")
   column = tuple(itertools.islice(values, TRIALS + 1))
@@ -107,7 +107,7 @@ def _check_count(trials: int) -> None:
     raise ConfigError(f"sweep: more than {TRIALS:,} trials. Try fewer values")
 
 
-def sample(count: int, values: Mapping[str, Any], seed: int = 0) -> list[Changes]:
+def sample(count: int, values: Mapping[str, object], seed: int = 0) -> list[Changes]:
   """Returns random trials. With the same seed, a larger count returns the same first trials as a smaller count.
 
   Args:
@@ -162,7 +162,7 @@ def _make_interval(low: float, high: float, logarithmic: bool) -> Any:
   return _Interval(low, high, logarithmic)
 
 
-def _draw_value(generator: Any, key: str, value: Any) -> Any:
+def _draw_value(generator: Any, key: str, value: object) -> Any:
   share = generator.random()
   if isinstance(value, _Interval):
     ends = np.log([value.low, value.high]) if value.logarithmic else np.array([value.low, value.high])

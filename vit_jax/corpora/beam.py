@@ -108,7 +108,7 @@ def _import_beam() -> types.ModuleType:
   return beam
 
 
-def _add_split(pipeline: Any, text: str, number: int, split: CorpusSplit, writer: Any) -> None:
+def _add_split(pipeline: object, text: str, number: int, split: CorpusSplit, writer: Any) -> None:
   """Adds a split to the pipeline."""
   import apache_beam as beam
 
@@ -178,7 +178,7 @@ class _RecordSerialiser:
 class _ExampleWriter:
   """A writer of shards that calls `record_maker.write_records`, like `writer.write`."""
 
-  def write(self, path: os.PathLike[str], examples: Iterable[tuple[Any, bytes]]) -> None:
+  def write(self, path: os.PathLike[str], examples: Iterable[tuple[object, bytes]]) -> None:
     """Writes (key, record) pairs that are in the order of the keys."""
     record_maker.write_records(paths.parse_path(path), (record for _, record in examples))
 

@@ -42,7 +42,7 @@ class FolderFiles(NamedTuple):
   """
 
   images: list[str]
-  ignored: collections.Counter[Any]
+  ignored: collections.Counter[str]
   odd: list[str]
 
 

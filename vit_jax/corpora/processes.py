@@ -44,7 +44,7 @@ class _Worker:
 @contextlib.contextmanager
 def run_tasks(
   prepare: Callable[[Any], RunTask],
-  tasks: Iterable[Any],
+  tasks: Iterable[object],
   processes: int,
   heard: Callable[[Any, Any], None],
   named: Callable[[Any], str] = str,
@@ -94,7 +94,7 @@ def run_tasks(
       process.join(10)  # a process that waits for a disk in the kernel takes longer
 
 
-def _run_alone(work: RunTask, tasks: Iterable[Any], heard: Callable[[Any, Any], None]) -> Iterator[tuple[Any, Any]]:
+def _run_alone(work: RunTask, tasks: Iterable[object], heard: Callable[[Any, Any], None]) -> Iterator[tuple[Any, Any]]:
   """Yields (task, result) of tasks that this process executes."""
   for task in tasks:
     yield task, work(task, functools.partial(heard, task))
@@ -103,7 +103,7 @@ def _run_alone(work: RunTask, tasks: Iterable[Any], heard: Callable[[Any, Any], 
 def _run_in_workers(
   context: Any,
   prepare: Callable[[], RunTask],
-  tasks: Iterator[Any],
+  tasks: Iterator[object],
   processes: int,
   heard: Callable[[Any, Any], None],
   named: Callable[[Any], str],

@@ -14,6 +14,7 @@ import cv2
 
 from vit_jax.corpora import conversion, duplicates
 from vit_jax.data import decoding, order
+from vit_jax.data.dataset_row import Label
 from vit_jax.data.images import OF_A_FILE, describe_image_error
 from vit_jax.data.sources import Source, SpanReader
 from vit_jax.schema import ConfigError, format_amount
@@ -63,7 +64,7 @@ class RecordMaker:
   index: duplicates.HashIndex | None = None
   large: Any = dataclasses.field(default_factory=contextlib.nullcontext)
 
-  def record(self, number: int, read: Callable[[], tuple[Any, ...]]) -> CorpusRecord:
+  def record(self, number: int, read: Callable[[], tuple[bytes, Label]]) -> CorpusRecord:
     """Makes one record.
 
     Args:
@@ -137,7 +138,7 @@ class RecordMaker:
   def _create_memory_error(self, number: int) -> ConfigError:
     return ConfigError(f"{self.source.place(number)}: not enough memory. Use fewer --processes")
 
-  def _check_label(self, label: int | tuple[int, ...]) -> tuple[int, ...]:
+  def _check_label(self, label: Label) -> tuple[int, ...]:
     labels, classes = label if isinstance(label, tuple) else (label,), len(self.source.classes)
     for each in labels:
       if not 0 <= each < classes:
@@ -244,8 +245,8 @@ class ShardReport:
   records: int = 0
   bytes: int = 0
   size: int = 0
-  classes: collections.Counter[Any] = dataclasses.field(default_factory=collections.Counter[Any])
-  done: collections.Counter[Any] = dataclasses.field(default_factory=collections.Counter[Any])
+  classes: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter[int])
+  done: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter[str])
   rejected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
   duplicates: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 

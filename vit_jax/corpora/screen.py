@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from typing import Any, Self
+from typing import Self
 
 from rich import progress
 
@@ -28,7 +28,7 @@ class ProgressScreen:
     self._what, self._total, self._start, self._done = what, total, done, done
     self._left_out = [rejected, duplicates]
     self._began = self._said = time.monotonic()
-    self._bar: Any = None
+    self._bar: progress.Progress | None = None
 
   def __enter__(self) -> Self:
     if sys.stdout.isatty() and process_index() == 0:

@@ -3,7 +3,7 @@
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -121,15 +121,17 @@ def can_hash() -> bool:
 
 def _inspect_image(images: Images, record: int, hashed: bool) -> ImageFacts:
   try:
-    facts, label = images.read_prepared(record, lambda image: _measure_image(np.asarray(image), hashed))
+    made = images.read_prepared(record, lambda image: _measure_image(np.asarray(image), hashed))
   except ImageError as error:
     if decoding.is_out_of_memory(error.__cause__):
       raise ConfigError(str(error)) from error
     return ImageFacts(record, error=shorten_error(error))
+  assert made is not None, "bad images raise an error"
+  facts, label = made
   return ImageFacts(record, tuple(int(each) for each in np.atleast_1d(label) if each >= 0), *facts)
 
 
-def _measure_image(pixels: np.ndarray, hashed: bool) -> tuple[Any, ...]:
+def _measure_image(pixels: np.ndarray, hashed: bool) -> tuple[int, int, float, int | None]:
   height, width = pixels.shape[:2]
   small = crops.scale(pixels, min(height, _SMALL), min(width, _SMALL))  # averages, which reduce the noise of a file
   spread = float(small.reshape(-1, 3).std(axis=0).max())

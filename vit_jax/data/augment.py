@@ -31,7 +31,7 @@ Augmentation = Callable[[PRNGKey, Tensor, Tensor, Tensor, Count], tuple[Array, T
 
 def build(
   dtype: np.dtype | type | str,
-  seed: int,
+  seed: Count,
   patch: int | None,
   steps_of: Callable[[Duration], int],
   *,

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+Label = int | tuple[int, ...]  # class number of a record, or the numbers of all of its classes
+
 
 @dataclasses.dataclass(frozen=True)
 class LabelRule:

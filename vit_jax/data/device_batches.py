@@ -1,7 +1,6 @@
 """Batches as global arrays, which are distributed over the devices of a mesh."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +10,7 @@ from vit_jax.data.images import ImageError
 from vit_jax.parallel import sharding
 
 
-class DeviceBatches(Iterator[Any]):
+class DeviceBatches(Iterator[dict[str, jax.Array]]):
   """An iterator over batches as global arrays. `close` stops its threads.
 
   Args:

@@ -6,12 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import cv2
 import numpy as np
 
 from vit_jax.data import decoding
+from vit_jax.data.dataset_row import Label
 from vit_jax.data.decoding import AnyImage
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError, format_amount
@@ -22,6 +23,7 @@ LOG = logging.getLogger(__name__)  # logs skipped images
 BAD_SHARE, BAD_FEW = 0.001, 5
 # Largest size in bytes of a split's decoded images that are cached in memory. The 150 MB of CIFAR are cached, so its
 # images are decoded only once.
+Made = TypeVar("Made")
 KEEP = 2**28
 # Errors of a file itself, which do not change. Other errors, of a disk or a file server, may be temporary. If they
 # made a record bad, another record would replace it, and the run would not be reproducible.
@@ -70,7 +72,7 @@ class Images:
     self._reads = {}  # (record, start time) by thread
     self._lock = threading.Lock()
 
-  def read_prepared(self, record: int, prepare: Callable[[AnyImage], Any]) -> tuple[Any, Any]:
+  def read_prepared(self, record: int, prepare: Callable[[AnyImage], Made]) -> tuple[Made, int | np.ndarray] | None:
     """Returns a prepared image and its label.
 
     A record is bad if it cannot be read, decoded or prepared. Lack of memory and disk errors do not make a record bad.
@@ -88,9 +90,9 @@ class Images:
     """
     with self._track_reading(record):
       made = self.skip_if_bad(record, lambda: self._prepare_and_label(record, prepare))
-      return made and (made[0], self._label(record, made[1]))
+      return None if made is None else (made[0], self._label(record, made[1]))
 
-  def skip_if_bad(self, record: int, make: Callable[[], Any]) -> Any:
+  def skip_if_bad(self, record: int, make: Callable[[], Made]) -> Made | None:
     """Returns `make()`, or None if its error shows that the record is bad and bad records are skipped.
 
     Args:
@@ -113,7 +115,8 @@ class Images:
         raise self.stop(
           f"{self.source.place(record)}: {describe_image_error(error)}. Check that its disk or bucket is reachable"
         ) from error
-      return self._reject(record, error)
+      self._reject(record, error)
+      return None
 
   def reading(self) -> list[tuple[str, float]]:
     """Returns (description, seconds) of the records that are being read and prepared, the longest-running first."""
@@ -122,7 +125,7 @@ class Images:
       (self.source.place(record), now - began) for record, began in sorted(self._reads.copy().values(), key=_start_time)
     ]
 
-  def _prepare_and_label(self, record: int, prepare: Callable[[AnyImage], Any]) -> tuple[Any, Any]:
+  def _prepare_and_label(self, record: int, prepare: Callable[[AnyImage], Made]) -> tuple[Made, Label]:
     """Returns (prepare(image), label of the source)."""
     if record in self.kept:
       image, label = self.kept[record]
@@ -200,7 +203,7 @@ class Images:
       self.problem = self.problem or error
     return error
 
-  def _label(self, record: int, label: int | tuple[int, ...]) -> int | np.ndarray:
+  def _label(self, record: int, label: Label) -> int | np.ndarray:
     """Returns a label, or an array of labels padded with -1 if images may have several labels."""
     most, classes = self.source.labels, len(self.source.classes)
     labels = label if isinstance(label, tuple) else (label,)

@@ -286,7 +286,7 @@ def suggest_settings(threads: int, workers: int, requests: bool) -> str:
   )
 
 
-class Batches(Iterator[Any]):
+class Batches(Iterator[dict[str, np.ndarray]]):
   """An iterator over batches that threads or worker processes make in advance. `close` stops them.
 
   Args:
@@ -306,7 +306,7 @@ class Batches(Iterator[Any]):
     ends = np.cumsum([0, *map(len, chunks.parts)])
     fill = pool.fill if pool else chunks.fill
 
-    def work(index: int, ended: threading.Event) -> Any:
+    def work(index: int, ended: threading.Event) -> None:
       step, part = divmod(index, count)
       with self._lock:
         batch = self._batches[step]

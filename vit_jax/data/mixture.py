@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data import class_names, membership, sources
+from vit_jax.data.dataset_row import Label
 from vit_jax.data.readers import index
 from vit_jax.data.readers.labels import pack_label, unpack_label
 from vit_jax.data.sources import Corpus, Fingerprint, Source, SpanReader
@@ -45,7 +46,7 @@ def join_sources(
   firsts, labels = index.compute_firsts(map(len, parts)), max(part.labels for part in parts)
   joined = _JoinedRecords(name, tuple(parts), firsts, numbers, len(together), labels)
 
-  def of_part(function: Callable[..., Any]) -> Callable[[int], Any]:
+  def of_part(function: Callable[..., object]) -> Callable[[int], Any]:
     return lambda i: function(*joined.locate(i))
 
   return Source(
@@ -94,7 +95,7 @@ class _JoinedRecords:
       raise IndexError(f"record {i} is past the end of {self.name}")
     return index.locate(self.firsts, i)
 
-  def renumber_label(self, part: int, label: int | tuple[int, ...]) -> int | tuple[int, ...]:
+  def renumber_label(self, part: int, label: Label) -> Label:
     """Converts a label of a part to a label of the mixture."""
     several, numbers = label if isinstance(label, tuple) else (label,), self.numbers[part]
     # An unknown class is refused by `Images`, which names the record in its error.
@@ -107,7 +108,7 @@ class _JoinedRecords:
     own = one.shares(i) if one.shares else np.ones(one.labels, np.float32)
     return np.pad(own, (0, self.labels - one.labels))
 
-  def read(self, part: int, i: int) -> tuple[bytes, int | tuple[int, ...]]:
+  def read(self, part: int, i: int) -> tuple[bytes, Label]:
     """Returns the image file and label of a record of a part."""
     data, label = self.parts[part].read(i)
     return data, self.renumber_label(part, label)
@@ -122,7 +123,7 @@ class _JoinedRecords:
       first += count
     return result
 
-  def parse(self, data: bytes) -> tuple[bytes, int | tuple[int, ...]]:
+  def parse(self, data: bytes) -> tuple[bytes, Label]:
     """Parses a record from `run`."""
     part = int.from_bytes(data[:2], "little")
     runs = self.parts[part].runs

@@ -7,7 +7,6 @@ unless their docstring states a difference.
 import functools
 import random
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import cv2
 import numpy as np
@@ -371,7 +370,7 @@ def warp_nearest(matrix: MatrixOf, image: np.ndarray, argument: float, fill: tup
 
 
 @functools.lru_cache(maxsize=32)  # 6 MiB for images of 224 pixels; a policy with one magnitude needs ten entries
-def _nearest_map(matrix: MatrixOf, argument: float, height: int, width: int) -> Any:
+def _nearest_map(matrix: MatrixOf, argument: float, height: int, width: int) -> np.ndarray:
   """Returns the origin of each pixel in the format of OpenCV's remap."""
   x, y = _compute_origins(matrix(argument, height - 1, width - 1), range(height), width, 0, np.float32)
   # Halves are rounded away from zero, so that half a pixel before the first pixel is outside.
@@ -468,7 +467,7 @@ def _compute_origins(
   return a * x + b * y + c, d * x + e * y + f
 
 
-def _convert_map(x: np.ndarray, y: np.ndarray) -> Any:
+def _convert_map(x: np.ndarray, y: np.ndarray) -> np.ndarray:
   """Returns whole coordinates in the format of OpenCV's remap: int16 (H, W, 2)."""
   return cv2.merge([x.astype(np.int16), y.astype(np.int16)])
 

@@ -7,14 +7,18 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Generic, TypeVar
 
 # Time in seconds that `close` waits for running tasks. A thread that reads from a dead mount never ends, but others
 # do. A thread that is inside of OpenCV when Python exits would abort the process.
 PATIENCE = 2.0
 
 
-class ThreadPool:
+Result = TypeVar("Result")
+_Tasks = queue.SimpleQueue[tuple[tuple[object, ...], Future[Result]] | None]  # arguments and result; None ends a thread
+
+
+class ThreadPool(Generic[Result]):
   """Threads that compute `work(*arguments, ended)` for submitted arguments, in order. `close` stops them.
 
   The threads start with the first call of `submit`. `ended` is a threading.Event. It is set when results are no longer
@@ -25,8 +29,9 @@ class ThreadPool:
     threads: number of threads.
   """
 
-  def __init__(self, work: Callable[..., Any], threads: int) -> None:
-    self._tasks, self._started = queue.SimpleQueue(), threading.Lock()
+  def __init__(self, work: Callable[..., Result], threads: int) -> None:
+    self._tasks: _Tasks[Result] = queue.SimpleQueue()
+    self._started = threading.Lock()
     ended = threading.Event()
     # Daemon threads, because the interpreter would wait for others.
     self._threads = [
@@ -42,14 +47,14 @@ class ThreadPool:
     """True if the pool accepts no more arguments."""
     return not self._end.alive
 
-  def submit(self, *arguments: object) -> Future[Any]:
+  def submit(self, *arguments: object) -> Future[Result]:
     """Returns a future with the result or the error of `work` for the arguments."""
     assert not self.closed
     with self._started:
       if not self._threads[0].ident:
         for thread in self._threads:
           thread.start()
-    result = Future()
+    result: Future[Result] = Future()
     self._tasks.put((arguments, result))
     return result
 
@@ -58,7 +63,7 @@ class ThreadPool:
     self._end()
 
 
-class Prefetch(Iterator[Any]):
+class Prefetch(Iterator[Result]):
   """An iterator over `work(i, ended)` for each i of a range, in order.
 
   An error of `work` is raised instead of its result.
@@ -71,11 +76,12 @@ class Prefetch(Iterator[Any]):
       `next`.
   """
 
-  def __init__(self, work: Callable[..., Any], indices: range, threads: int, ahead: int) -> None:
+  def __init__(self, work: Callable[..., Result], indices: range, threads: int, ahead: int) -> None:
     self._indices, self._ahead = iter(indices), ahead
-    self._results, self._pool = collections.deque(), ThreadPool(work, threads)
+    self._results: collections.deque[Future[Result]] = collections.deque()
+    self._pool = ThreadPool(work, threads)
 
-  def __next__(self) -> Any:
+  def __next__(self) -> Result:
     assert not self._pool.closed
     self._fill()
     if not self._results:
@@ -93,7 +99,7 @@ class Prefetch(Iterator[Any]):
     self._pool.close()
 
 
-def _serve_tasks(work: Callable[..., Any], tasks: queue.SimpleQueue[Any], ended: threading.Event) -> None:
+def _serve_tasks(work: Callable[..., Result], tasks: _Tasks[Result], ended: threading.Event) -> None:
   while (task := tasks.get()) is not None and not ended.is_set():
     arguments, result = task
     try:
@@ -102,7 +108,7 @@ def _serve_tasks(work: Callable[..., Any], tasks: queue.SimpleQueue[Any], ended:
       result.set_exception(error)
 
 
-def _stop_threads(threads: Sequence[threading.Thread], tasks: queue.SimpleQueue[Any], ended: threading.Event) -> None:
+def _stop_threads(threads: Sequence[threading.Thread], tasks: _Tasks[Result], ended: threading.Event) -> None:
   ended.set()
   for _ in threads:
     tasks.put(None)

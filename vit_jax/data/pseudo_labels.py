@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax.config import migrations
 from vit_jax.data import class_names, samples, sources
+from vit_jax.data.dataset_row import Label
 from vit_jax.data.sources import Fingerprint, Source
 from vit_jax.schema import ConfigError, format_amount, show, texts
 from vit_jax.storage import archives, files
@@ -269,7 +270,7 @@ def select_labelled(
   part = sources.select_subset(source, records)
   content = hashlib.sha256(b"".join(each.tobytes() for each in (records, classes, probabilities))).hexdigest()
 
-  def label(i: int) -> Any:
+  def label(i: int) -> Label:
     return tuple(classes[i].tolist()) if choice.soft else int(classes[i, 0])
 
   def fingerprint() -> Fingerprint:

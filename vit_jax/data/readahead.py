@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from vit_jax.data.dataset_row import Label
 from vit_jax.data.mixture_order import MixedOrder
 from vit_jax.data.order import Order, Span
 from vit_jax.data.prefetch import ThreadPool
@@ -120,7 +121,7 @@ class ReadAhead:
     """Stops the threads. Reads that have not started are cancelled."""
     self._pool.close()
 
-  def _read(self, record: int) -> Any:
+  def _read(self, record: int) -> tuple[bytes, Label]:
     """Returns (image file, label), or raises OSError."""
     with self._lock:
       readings = self._waiting.get(record, [])

@@ -6,13 +6,14 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from vit_jax import schema
 from vit_jax.data import class_names
 from vit_jax.data.dataset_row import DatasetRow as DatasetRow  # readers use this name
+from vit_jax.data.dataset_row import Label
 from vit_jax.schema import enter_key, format_amount, get_current_key
 
 
@@ -46,6 +47,7 @@ class Fingerprint(NamedTuple):
     return [words[key] for key in words if getattr(self, key) != getattr(now, key)]
 
 
+Value = TypeVar("Value")
 Parts = Sequence[tuple[str, range]]  # splits with ranges of their record numbers
 
 
@@ -158,12 +160,12 @@ class Source:
   split: str
   classes: tuple[str, ...]
   length: int
-  read: Callable[[int], tuple[bytes, int | tuple[int, ...]]]
+  read: Callable[[int], tuple[bytes, Label]]
   place: Callable[[int], str]
   labels: int = 1
   identify: Callable[[int], str] = str
   fingerprint: Callable[[], Fingerprint] = Fingerprint
-  read_label: Callable[[int], int | tuple[int, ...]] | None = None
+  read_label: Callable[[int], Label] | None = None
   parts: tuple[tuple[str, range], ...] = ()
   runs: SpanReader | None = None
   remote: bool = False
@@ -187,7 +189,7 @@ class Source:
     """Number of examples of an epoch."""
     return self.epoch or self.length
 
-  def label(self, i: int) -> int | tuple[int, ...]:
+  def label(self, i: int) -> Label:
     """Returns the label of record i.
 
     Does not decode the image, and does not read it if labels are stored separately.
@@ -207,7 +209,7 @@ def select_subset(source: Source, records: Sequence[int] | np.ndarray) -> Source
     records: record numbers, in the new order.
   """
 
-  def at(function: Callable[..., Any]) -> Callable[..., Any]:
+  def at(function: Callable[[int], Value]) -> Callable[[int], Value]:
     return lambda i: function(int(records[i]))
 
   return dataclasses.replace(
@@ -391,12 +393,12 @@ def assemble(
   spec: str,
   classes: Sequence[str],
   parts: Parts,
-  read: Callable[[str, int], tuple[bytes, Any]],
+  read: Callable[[str, int], tuple[bytes, Label]],
   place: Callable[[str, int], str],
   identify: Callable[[str, int], str],
   fingerprint: Callable[[], Fingerprint],
   labels: int = 1,
-  read_label: Callable[[str, int], Any] | None = None,
+  read_label: Callable[[str, int], Label] | None = None,
   runs: PartReader | None = None,
   remote: bool = False,
 ) -> Source:
@@ -466,7 +468,7 @@ def add_notes(source: Source, *notes: str) -> Source:
   return dataclasses.replace(source, note="\n".join(filter(None, (*notes, source.note))))
 
 
-def digest(values: Sequence[Any]) -> str:
+def digest(values: Sequence[object]) -> str:
   """Returns the SHA-256 of the representations of values, in hexadecimal digits.
 
   Representations of strings show every character, also in names that are not valid Unicode.

@@ -94,7 +94,7 @@ class WorkerPool:
       self._idle[i % workers % len(self._idle)].put(line)
 
   def _start(
-    self, opened: Callable[[], Any], size: int, lines: Sequence[WorkerConnection]
+    self, opened: Callable[[], object], size: int, lines: Sequence[WorkerConnection]
   ) -> "subprocess.Popen[bytes]":
     descriptors = [number for line in lines for number in (line.worker_end.fileno(), line.file)]
     process = subprocess.Popen(

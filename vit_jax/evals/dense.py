@@ -21,7 +21,7 @@ from vit_jax.data import catalog, masks, sources
 from vit_jax.data.bound_data import EvalData
 from vit_jax.data.images import ImageError
 from vit_jax.evals import probes
-from vit_jax.evals.subject import EvalContext, Measure, Outcome, Poll, Weights, compute_batches, open_source
+from vit_jax.evals.subject import EvalContext, Measure, Outcome, Poll, Rows, Weights, compute_batches, open_source
 from vit_jax.parallel import sharding
 from vit_jax.schema import (
   Choice,
@@ -98,7 +98,7 @@ def dense(
   tokens, segments = subject.tokens(data), subject.segments(data)
 
   def measured(params: Weights, poll: Poll) -> Outcome:
-    def pairs(compute: Callable[..., Any], split: str) -> Iterator[Any]:
+    def pairs(compute: Callable[[Rows], Rows], split: str) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
       return _add_masks(compute, subject, data, sources_of[split], size, poll)
 
     learnt, problem, fitted = [], None, (np.zeros((width, len(classes))), np.zeros(len(classes)))
@@ -211,7 +211,7 @@ def _check_data(
 
 
 def _add_masks(
-  compute: Callable[..., Any],
+  compute: Callable[[Rows], Rows],
   subject: EvalContext,
   data: EvalData | None,
   source: sources.Source,
@@ -246,7 +246,7 @@ def _draw_patches(record: int, patches: int, count: int) -> np.ndarray:
   return np.sort(draws.permutation(patches)[: max(1, count)])
 
 
-def _fit_probe(learnt: list[list[Any]], classes: tuple[str, ...], probe: Any) -> tuple[np.ndarray, np.ndarray]:
+def _fit_probe(learnt: list[list[np.ndarray]], classes: tuple[str, ...], probe: Any) -> tuple[np.ndarray, np.ndarray]:
   """Fits the probe to (tokens, fractions) of each image. Returns (kernel `(D, V)`, bias `(V,)`)."""
   if not learnt:
     raise ConfigError("no image with a mask can be decoded", "train")

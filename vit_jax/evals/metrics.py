@@ -7,7 +7,7 @@ V the number of classes.
 import functools
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -402,6 +402,6 @@ def _format_rows(predictions: Predictions, ids: Sequence[str], classes: Sequence
     ]
 
 
-def _format_digits(values: list[Any]) -> list[str]:
+def _format_digits(values: Sequence[float]) -> list[str]:
   """Formats numbers with nine digits, which identify every float32 value."""
   return [format(float(value), ".9g") for value in values]

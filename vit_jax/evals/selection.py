@@ -74,7 +74,7 @@ def find_metric_role(run: Mapping[str, Any], metric: str) -> str:
   return describe_role(run, metric.rpartition("/")[0] or TEST)
 
 
-def select_criterion(run: Mapping[str, Any], figures: Iterable[str]) -> Criterion | None:
+def select_criterion(run: Mapping[str, object], figures: Iterable[str]) -> Criterion | None:
   """Selects the figure that ranks a run.
 
   Top-1 is preferred over other figures. The validation split is preferred over the test split, and the weights over
@@ -99,7 +99,7 @@ def select_criterion(run: Mapping[str, Any], figures: Iterable[str]) -> Criterio
   return None if metric is None else Criterion(metric, roles[metric])
 
 
-def select_shared_criterion(runs: Sequence[tuple[Mapping[str, Any], Iterable[str]]]) -> Criterion | None:
+def select_shared_criterion(runs: Sequence[tuple[Mapping[str, object], Iterable[str]]]) -> Criterion | None:
   """Selects the figure that ranks several runs.
 
   The result is a figure of the validation split only if all runs have this figure. Otherwise the result is the figure
@@ -133,7 +133,7 @@ def count_measurements(every: Mapping[str, int], step: int) -> dict[str, list[in
   return {name: [step // steps, step // steps * steps] for name, steps in every.items()}
 
 
-def describe_selection(run: Mapping[str, Any], figures: Iterable[str], counts: Mapping[str, int]) -> dict[str, Any]:
+def describe_selection(run: Mapping[str, object], figures: Iterable[str], counts: Mapping[str, int]) -> dict[str, Any]:
   """Returns the record for result.json: the metric, its split, and how often training measured `test`.
 
   Args:
@@ -147,7 +147,7 @@ def describe_selection(run: Mapping[str, Any], figures: Iterable[str], counts: M
   return split | {"test_measurements": max(on_test, default=0)}
 
 
-def format_selection(about: Mapping[str, Any]) -> str:
+def format_selection(about: Mapping[str, object]) -> str:
   """Returns a record of `describe_selection` as a sentence, or "" if no figure was measured."""
   if not about.get("metric"):
     return ""

@@ -143,7 +143,7 @@ class EvalContext:
       data: a data choice, or None for the run's own.
     """
 
-    def rows(parameters: tuple[Weights, Any, Any], images: jax.Array, labels: jax.Array) -> Rows:
+    def rows(parameters: tuple[Weights, object, Any], images: jax.Array, labels: jax.Array) -> Rows:
       params, kernel, bias = parameters
       tokens = self._compute_map(params, images, labels)["tokens"]
       scores = jnp.einsum("bpqd,dv->vbpq", tokens, kernel, precision="highest") + bias[:, None, None, None]

@@ -84,7 +84,7 @@ EVALS = DerivedTable(KINDS, lambda name, kind: kind.measure, kind=BoundEval)
 REPEATED = DerivedTable(KINDS, lambda name, kind: (kind.measure, interval), kind=BoundEval)
 
 
-def bind_evaluation(choice: Choice, table: schema.Table, prepared: Mapping[str, Any]) -> BoundEval:
+def bind_evaluation(choice: Choice, table: schema.Table, prepared: Mapping[str, object]) -> BoundEval:
   """Checks all arguments of an evaluation and fills in defaults.
 
   Args:

@@ -71,7 +71,7 @@ def add_settings(run: Run, settings: Settings) -> Run:
   return dataclasses.replace(run, **changed)
 
 
-def _complete(group: str, choice: Choice, values: Mapping[str, Any]) -> Choice:
+def _complete(group: str, choice: Choice, values: Mapping[str, object]) -> Choice:
   """Returns a choice with the given values for all keys that it does not set."""
   if group != "model":
     return Choice(choice.name, {**values, **choice.args})
@@ -185,7 +185,7 @@ def format_setting_flags(key: str, value: object) -> str:
   return texts.format_flag(f"config.{key}", value)
 
 
-def _is_different(theirs: Any, ours: Any) -> bool:
+def _is_different(theirs: object, ours: Any) -> bool:
   """Returns true if values differ. For a choice, only the arguments that the weights specify are compared."""
   if isinstance(theirs, Choice):
     return theirs.name != ours.name or any(

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from vit_jax.models import Description
 from vit_jax.schema import ConfigError
 
 
-def read_class_names(about: Mapping[str, Any]) -> tuple[str, ...]:
+def read_class_names(about: Mapping[str, object]) -> tuple[str, ...]:
   """Returns the names of the classes that a run was trained on, or () if a checkpoint does not contain them.
 
   Args:

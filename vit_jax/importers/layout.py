@@ -297,7 +297,7 @@ def match_tensors(layout: Layout, tensors: Tensors, description: Description) ->
   return list(expected.values())
 
 
-def describe_ignored(layout: Layout, tensors: Tensors, hints: Mapping[str, Any]) -> list[str]:
+def describe_ignored(layout: Layout, tensors: Tensors, hints: Mapping[str, object]) -> list[str]:
   """Returns notes about ignored tensors, and about other models to which the tensors may belong.
 
   Args:

@@ -56,7 +56,7 @@ def replace_position(description: Description, position: str | None) -> Descript
 
 
 def add_resampling(
-  description: Description, candidate: Any, hints: Mapping[str, Any], header: Description | None
+  description: Description, candidate: Any, hints: Mapping[str, object], header: Description | None
 ) -> Description:
   """Returns a description with the publisher's rule for resampling position tables.
 

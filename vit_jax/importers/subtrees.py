@@ -128,7 +128,7 @@ def _find_trees(tensors: Tensors, known: FindLayouts) -> tuple[_File, dict[str, 
   return best
 
 
-def _remove_words(name: str, words: Any, inside: frozenset[str] | tuple[Any, ...]) -> str:
+def _remove_words(name: str, words: Any, inside: frozenset[str] | tuple[object, ...]) -> str:
   """Returns a name without `words`. The words in `inside` are kept at the beginning of the name."""
   parts = [part for part in name.split(".") if part not in words]
   start = next((i for i, part in enumerate(parts) if part not in inside), 0)

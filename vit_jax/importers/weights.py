@@ -195,10 +195,10 @@ class Weights(NamedTuple):
 
 def read(
   path: str | pathlib.Path,
-  hints: Mapping[str, Any] | None = None,
+  hints: Mapping[str, object] | None = None,
   ema: bool | None = None,
   prefix: str | None = None,
-  likely: Mapping[str, Any] | None = None,
+  likely: Mapping[str, object] | None = None,
 ) -> Weights:
   """Reads the same weights as `load`, and also returns notes and class names.
 
@@ -359,8 +359,8 @@ def load_fitted(
 
 def inspect(
   path: str | pathlib.Path,
-  hints: Mapping[str, Any] | None = None,
-  likely: Mapping[str, Any] | None = None,
+  hints: Mapping[str, object] | None = None,
+  likely: Mapping[str, object] | None = None,
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> RecognisedModel:

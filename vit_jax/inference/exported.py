@@ -6,6 +6,7 @@ in many other programs.
 
 import json
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -128,7 +129,7 @@ def _run_onnx(data: bytes) -> Logits:
   return lambda images: session.run(None, {graph.INPUT: images})[0]
 
 
-def _import_onnx() -> tuple[Any, Any]:
+def _import_onnx() -> tuple[types.ModuleType, types.ModuleType]:
   """Returns the packages of the extra, or raises ConfigError if they are not installed."""
   try:
     import onnx
@@ -148,7 +149,7 @@ def _get_side(use: StoredWeights) -> int:
   return use.description.image_size
 
 
-def _compile_logits(use: StoredWeights, **changes: Any) -> jax.stages.Wrapped:
+def _compile_logits(use: StoredWeights, **changes: object) -> jax.stages.Wrapped:
   """Returns the compiled function from images to logits. It avoids kernels that exist for a single platform only."""
   description = use.description.bind()
   if description.settings().get("attention") == "fused":

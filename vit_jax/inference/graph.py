@@ -5,6 +5,7 @@ Values that depend only on constants are computed once, during the conversion.
 """
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,12 +54,12 @@ class Graph:
     onnx: the `onnx` package.
   """
 
-  def __init__(self, onnx: Any) -> None:
+  def __init__(self, onnx: types.ModuleType) -> None:
     self.onnx, self.nodes, self.initializers, self._names = onnx, [], [], {}
     self._count = 0
 
   def node(
-    self, operator: str, inputs: Sequence[Value], shape: Sequence[int], dtype: Any = None, **attributes: Any
+    self, operator: str, inputs: Sequence[Value], shape: Sequence[int], dtype: Any = None, **attributes: object
   ) -> Value:
     """Adds a node and returns its output.
 
@@ -178,7 +179,7 @@ Operators = Mapping[str, Translation]
 
 
 def trace_graph(
-  function: Callable[[jax.Array], Any], image: tuple[int, ...], onnx: Any, operators: Operators
+  function: Callable[[jax.Array], object], image: tuple[int, ...], onnx: types.ModuleType, operators: Operators
 ) -> tuple[Graph, dict[str, Value], list[Value]]:
   """Converts a function of uint8 images (B, *image) to a graph.
 

@@ -167,7 +167,7 @@ class Predictor:
   def _programs(self) -> Any:
     return functools.cache(lambda features: jax.jit(make_predict_function(self._model, self.data, self.loss, features)))
 
-  def _compute_outputs(self, images: Any, features: Any) -> dict[str, np.ndarray]:
+  def _compute_outputs(self, images: Any, features: object) -> dict[str, np.ndarray]:
     """Returns the outputs of the model for all images."""
     several = [images] if _is_single_image(images) else list(images)
     if not several:

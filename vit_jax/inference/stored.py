@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -51,7 +51,7 @@ def load(
   path: str | pathlib.Path,
   ema: bool | None = None,
   image_size: int | None = None,
-  hints: Mapping[str, Any] | None = None,
+  hints: Mapping[str, object] | None = None,
   prefix: str | None = None,
 ) -> StoredWeights:
   """Reads the weights of a workdir or of any file that `importers.load` reads.
@@ -103,7 +103,7 @@ def load(
 def read(
   path: str | pathlib.Path,
   ema: bool | None = None,
-  hints: Mapping[str, Any] | None = None,
+  hints: Mapping[str, object] | None = None,
   prefix: str | None = None,
 ) -> StoredWeights:
   """Reads weights like `load`, for images of any shape and size.
@@ -274,7 +274,7 @@ def _get_side(description: Description) -> int:
   return size if isinstance(size, int) else min(size)
 
 
-def complete_preprocessing(image_size: int, **changes: Any) -> EvalData:
+def complete_preprocessing(image_size: int, **changes: object) -> EvalData:
   """Returns the preprocessing of images, with all arguments filled in.
 
   Args:

@@ -6,7 +6,7 @@ The code that traces a model on a mesh sets the sharding. Models therefore name 
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -26,8 +26,8 @@ class Sharding(NamedTuple):
   """
 
   stream: jax.sharding.Sharding
-  gather: Callable[[str, Any], Any]
-  per_device: Callable[[Callable[..., Any]], Callable[..., Any]]
+  gather: Callable[[str, Array], Array]
+  per_device: Callable[[Callable[..., Array]], Callable[..., Array]]
 
 
 _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sharding", default=None)
@@ -36,8 +36,8 @@ _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sha
 @contextlib.contextmanager
 def shard_activations(
   stream: jax.sharding.Sharding,
-  gather: Callable[[str, Any], Any],
-  per_device: Callable[[Callable[..., Any]], Callable[..., Any]],
+  gather: Callable[[str, Array], Array],
+  per_device: Callable[[Callable[..., Array]], Callable[..., Array]],
 ) -> Iterator[None]:
   """Constrains the activations of all models that are traced inside of this context.
 
@@ -75,7 +75,7 @@ def gather(prefix: str, params: State) -> State:
   return trees.map_named(lambda path, value: sharding.gather(prefix + path, value), params)
 
 
-def run_per_device(function: Callable[..., Any]) -> Callable[..., Any]:
+def run_per_device(function: Callable[..., Array]) -> Callable[..., Array]:
   """Returns a function of global arrays [B, N, F] and [F] that runs `function` on each device's part.
 
   Without a mesh, `function` itself is returned.

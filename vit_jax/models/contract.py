@@ -5,7 +5,7 @@ Every module needs a method `outputs`. The attributes `accepts_patches`, `patch`
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ BATCH = 2  # number of images in the check: differs from 1, so that operations t
 class ImageModel(Protocol):
   """A module that computes an `Output` from images."""
 
-  def outputs(self, images: Float[Tensor, "..."], key: PRNGKey | None, **masks: Any) -> Output:
+  def outputs(self, images: Float[Tensor, "..."], key: PRNGKey | None, **masks: object) -> Output:
     """Returns the outputs for a batch of images."""
     ...
 

@@ -1,7 +1,5 @@
 """Creation of Flax modules for interactive use."""
 
-from typing import Any
-
 from flax import nnx
 
 from vit_jax import rng, schema
@@ -15,7 +13,7 @@ def create(
   channels: int = 3,
   classes: int | None = None,
   rngs: Keys | None = None,
-  **arguments: Any,
+  **arguments: object,
 ) -> nnx.Module:
   """Creates a model for interactive use.
 

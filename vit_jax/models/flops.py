@@ -19,7 +19,7 @@ def format_flops(forward: int) -> str:
   return f"{forward / 1e9:.3g} GFLOP per image (forward pass)"
 
 
-def count_flops(function: Callable[..., Any], *args: object) -> int:
+def count_flops(function: Callable[..., object], *args: object) -> int:
   """Counts the FLOPs of the matrix products and convolutions of a function.
 
   The count is the arithmetic of the model, as required for MFU. XLA's own count differs: it counts the body of a loop

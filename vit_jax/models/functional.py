@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +18,8 @@ from vit_jax.models.output import Features, Output, select_features
 from vit_jax.models.published.model import Registered
 from vit_jax.parallel import sharding
 from vit_jax.shapes import Array, Float, Integer, PRNGKey, Shaped, Tensor
+
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +160,7 @@ def _create_model(description: Description, registered: Callable[..., nnx.Module
   return Model(description, statistics, patch, prefix, graph, abstract)
 
 
-def _call(function: Callable[..., Any], *arguments: object) -> Any:
+def _call(function: Callable[..., Result], *arguments: object) -> Result:
   return function(*arguments)
 
 

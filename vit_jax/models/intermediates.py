@@ -120,7 +120,7 @@ def scope(prefix: str) -> Iterator[None]:
   publish(prefix, recorder.names, recorder.values)
 
 
-def capture(function: Callable[..., Any], *patterns: str) -> Callable[..., tuple[Any, dict[str, Any]]]:
+def capture(function: Callable[..., object], *patterns: str) -> Callable[..., tuple[Any, dict[str, Any]]]:
   """Converts a function to one that returns both its output and its intermediates.
 
   Args:
@@ -149,7 +149,7 @@ def capture(function: Callable[..., Any], *patterns: str) -> Callable[..., tuple
   def matches(pattern: str, name: str) -> bool:
     return any(expression.fullmatch(name) for expression in expressions[pattern])
 
-  def captured(*args: object, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+  def captured(*args: object, **kwargs: object) -> tuple[Any, dict[str, Any]]:
     with _recording(Recorder(lambda name: any(matches(p, name) for p in patterns))) as recorder:
       output = function(*args, **kwargs)
     if not recorder.names:

@@ -193,7 +193,7 @@ def _make_layer(
   """
   names = []
 
-  def call(params: State, x: Array, key: PRNGKey | None, rate: Scalar, **own: Any) -> tuple[Array, dict[str, Any]]:
+  def call(params: State, x: Array, key: PRNGKey | None, rate: Scalar, **own: object) -> tuple[Array, dict[str, Any]]:
     with intermediates.layer(prefixes) as recorder:
       x = x if added is None else x + added
       x = activations.constrain(

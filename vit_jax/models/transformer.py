@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ class Block(nnx.Module):
     self.position, self.registers = position, registers
 
   def __call__(
-    self, x: Float[Tensor, " B *N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0), **places: Any
+    self, x: Float[Tensor, " B *N D"], key: PRNGKey | None = None, path_rate: Scalar = np.float32(0), **places: object
   ) -> Float[Array, " B *N D"]:
     """Computes the block.
 
@@ -86,7 +86,7 @@ class Block(nnx.Module):
     def add(stream: Tensor, branch: Array, number: int) -> Array:
       return add_residual(stream, branch, self.dropout, path_rate, key, number)
 
-    def scaled(branch: nnx.Module, x: Tensor, scale: Parameter | None, draw: int, **arguments: Any) -> Array:
+    def scaled(branch: nnx.Module, x: Tensor, scale: Parameter | None, draw: int, **arguments: object) -> Array:
       # Branches without factors may not support the argument.
       factors = {} if scale is None else {"scale": scale[...]}
       return branch(x, key=fold_key(key, draw), **factors, **arguments)

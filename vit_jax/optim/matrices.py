@@ -1,7 +1,7 @@
 """The Muon rule: orthogonalised momentum for the matrices of attention and MLPs, and Adam for all other parameters."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -10,6 +10,7 @@ import optax
 from optax import contrib
 
 from vit_jax import trees
+from vit_jax.parallel import sharding
 from vit_jax.schema import ConfigError, Count, Momentum, Positive
 from vit_jax.shapes import Array, Float, Tensor
 
@@ -79,7 +80,7 @@ def count_axes(path: str) -> tuple[int, int] | None:
   return None if first is None else MATRICES[first][1]
 
 
-def _apply_unsharded(function: Callable[..., Any], stacks: jax.Array) -> Any:
+def _apply_unsharded(function: Callable[..., jax.Array], stacks: Sequence[jax.Array]) -> jax.Array:
   return function(jnp.concatenate(stacks))
 
 
@@ -102,8 +103,8 @@ def _orthogonalise(iterations: int, dtype: str) -> optax.GradientTransformationE
     state: optax.OptState,
     params: Params | None = None,
     *,
-    shard_rows: Callable[..., Any] = _apply_unsharded,
-    **_: Any,
+    shard_rows: sharding.ShardRows = _apply_unsharded,
+    **_: object,
   ) -> tuple[Params, optax.OptState]:
     kernels: dict[str, jax.Array] = {}
     trees.map_named(kernels.setdefault, updates)

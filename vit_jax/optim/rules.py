@@ -369,7 +369,7 @@ def _match_patterns(
   return {path: default if i is None else rows[i][1] for path, i in first.items()}
 
 
-def _scale_updates(scales: Mapping[str, Any]) -> optax.GradientTransformation:
+def _scale_updates(scales: Mapping[str, Scale]) -> optax.GradientTransformation:
   """Multiplies updates by the multiplier of their path: a number, or one number per layer of a stack."""
   # Selected by path, because the tree that arrives here does not contain the frozen parameters.
   scales = {path: scale for path, scale in scales.items() if np.any(scale != 1)}
@@ -378,7 +378,7 @@ def _scale_updates(scales: Mapping[str, Any]) -> optax.GradientTransformation:
   )
 
 
-def _add_decayed(decays: Mapping[str, Any]) -> optax.GradientTransformation:
+def _add_decayed(decays: Mapping[str, float]) -> optax.GradientTransformation:
   """Adds the decay of each path times the parameter to the updates."""
   return optax.stateless(
     lambda updates, params: trees.map_named(
@@ -392,7 +392,7 @@ def _schedule_updates(
 ) -> optax.GradientTransformation:
   """Applies change(step, path, update, parameter) to the updates with certain paths. The state counts the steps."""
 
-  def update(updates: Any, state: optax.ScaleByScheduleState, params: Any = None) -> tuple[Any, Any]:
+  def update(updates: object, state: optax.ScaleByScheduleState, params: object = None) -> tuple[Any, Any]:
     step = state.count
     updates = trees.map_named(lambda path, u, p: change(step, path, u, p) if path in changed else u, updates, params)
     return updates, optax.ScaleByScheduleState(optax.safe_increment(step))

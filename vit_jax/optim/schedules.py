@@ -14,7 +14,6 @@ linear warm-up from 0, or from `start`.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ from vit_jax.schema import (
 )
 from vit_jax.shapes import Count
 
-Schedule = Callable[[Count], Any]  # step -> learning rate
+Schedule = Callable[[Count], float | np.floating | jax.Array]  # step -> learning rate
 Steps = Callable[[Duration], int]  # converts a duration to a number of steps
 
 
@@ -260,22 +259,22 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 }
 
 
-def _warm_up(step: Count, warmup: int) -> Any:
+def _warm_up(step: Count, warmup: int) -> jax.Array:
   return jnp.minimum(jnp.asarray(step, jnp.float32) / warmup, 1) if warmup else jnp.float32(1)
 
 
-def _cool_down(step: Count, total: int, cooldown: int) -> Any:
+def _cool_down(step: Count, total: int, cooldown: int) -> jax.Array:
   return jnp.clip((total - jnp.asarray(step, jnp.float32)) / cooldown, 0, 1) if cooldown else jnp.float32(1)
 
 
-def _compute_progress(step: Count, total: int, warmup: int) -> Any:
+def _compute_progress(step: Count, total: int, warmup: int) -> jax.Array:
   return jnp.clip((jnp.asarray(step, jnp.float32) - warmup) / max(total - warmup, 1), 0, 1)
 
 
 # Functions that schedules consist of. `value_schedules` uses them too.
 
 
-def rise(step: Count, first: int, count: int) -> Any:
+def rise(step: Count, first: int, count: int) -> jax.Array:
   """Returns a linear rise from 0 at the step `first` to 1 at the step `first` + `count` - 1, as `numpy.linspace`.
 
   Args:
@@ -288,7 +287,7 @@ def rise(step: Count, first: int, count: int) -> Any:
   return jnp.clip((after + (count == 0)).astype(jnp.float32) / max(count - 1, 1), 0, 1)
 
 
-def fall_as_cosine(step: Count, first: int, last: int) -> Any:
+def fall_as_cosine(step: Count, first: int, last: int) -> jax.Array:
   """Returns half a cosine from 1 at the step `first` to 0 at the step `last`.
 
   Args:
@@ -342,7 +341,7 @@ def _create_epoch_schedule(
   return create_table([find_epoch_start(t, epoch) for t in epochs], rates)
 
 
-def _cooldown_steps(cooldown: Any, total: int, warmup: int, steps: Steps) -> int:
+def _cooldown_steps(cooldown: Duration, total: int, warmup: int, steps: Steps) -> int:
   count = steps(cooldown)
   if warmup + count > total:
     raise ConfigError(

@@ -111,7 +111,7 @@ def count_batch_shards(mesh: Mesh) -> int:
   return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
-def map_per_device(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+def map_per_device(mesh: Mesh, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
   """Returns a function of global arrays that runs `function` on each device's part.
 
   It is required for kernels that XLA cannot partition.

@@ -268,7 +268,7 @@ def _combine_images(seen: list[dict[str, Any]]) -> dict[str, np.ndarray | None]:
 
 
 def _explain_absent(
-  description: Description, module: nnx.Module, values: Mapping[str, Any], pictures: int
+  description: Description, module: nnx.Module, values: Mapping[str, object], pictures: int
 ) -> dict[str, str]:
   """Returns the reason for each value that is None."""
   name, position = description.model.name, description.settings().get("position")

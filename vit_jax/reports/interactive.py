@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from vit_jax.evals.selection import format_name
 from vit_jax.reports import drawing
@@ -86,7 +85,7 @@ def _select_points(run: RecordedRun, metric: str, most: int) -> Iterator[dict[st
     }  # fmt: skip
 
 
-def _embed_specification(specification: Mapping[str, Any]) -> str:
+def _embed_specification(specification: Mapping[str, object]) -> str:
   """Returns HTML that contains Vega. `<` is escaped, because `</script>` would end the script."""
   values = json.dumps(specification).replace("<", "\\u003c")
   options = json.dumps({"renderer": "svg", "actions": False})

@@ -4,7 +4,7 @@ import base64
 import functools
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import jinja2
@@ -161,7 +161,7 @@ def embed_image(pixels: np.ndarray) -> str:
 
 
 @functools.cache
-def _load_template() -> Any:
+def _load_template() -> jinja2.Template:
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
     autoescape=True,

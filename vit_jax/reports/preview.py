@@ -121,7 +121,8 @@ def _load_pictures(kind: stats.ConspicuousImages, images: Images) -> list[tuple[
 
 def _load_picture(images: Images, record: int) -> np.ndarray | None:
   try:
-    return images.read_prepared(record, lambda image: crops.shrink(np.asarray(image), preview_sheet.TILE))[0]
+    made = images.read_prepared(record, lambda image: crops.shrink(np.asarray(image), preview_sheet.TILE))
+    return None if made is None else made[0]
   except ImageError:
     return None
 

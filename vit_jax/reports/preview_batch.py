@@ -141,7 +141,7 @@ def _prepare_image(images: Images, examples: stream.Examples, row: int) -> tuple
   """Returns (record, reduced image, values of the example, None), or (record, None, None, error)."""
   record, original = examples.record(row), None
 
-  def prepared(number: int, prepare: Callable[[Any], Any]) -> Any:
+  def prepared(number: int, prepare: Callable[[Any], object]) -> Any:
     nonlocal record, original
     record = number  # differs from the first record if that one is bad and was skipped
 

@@ -3,7 +3,7 @@
 import pathlib
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -290,7 +290,7 @@ def shorten_path(name: str) -> str:
 # Drawing.
 
 
-def _draw_text(page: Any, text: TextBox) -> None:
+def _draw_text(page: Axes, text: TextBox) -> None:
   weight = "bold" if text.bold else "normal"
   # A name with two dollar signs is not a formula.
   drawn = page.text(
@@ -307,7 +307,7 @@ def _draw_text(page: Any, text: TextBox) -> None:
   drawn.set_clip_path(Rectangle((text.x, text.y - 2), text.width, 2 * LINE, transform=page.transData))
 
 
-def _draw_tile(page: Any, tile: Tile) -> None:
+def _draw_tile(page: Axes, tile: Tile) -> None:
   if tile.pixels is None:
     page.add_patch(Rectangle((tile.x, tile.y), TILE, TILE, facecolor="#eeeeee", edgecolor="#bbbbbb", linewidth=0.5))
     for ends in ((tile.y, tile.y + TILE), (tile.y + TILE, tile.y)):

@@ -73,7 +73,7 @@ def read_contents(places: Sequence[pathlib.Path]) -> ReportContents:
   return ReportContents(verdict.rank_runs(runs) if sweeps else runs, weights, waiting, chosen)
 
 
-def _read_trials(workdir: pathlib.Path, record: Mapping[str, Any]) -> tuple[dict[pathlib.Path, str], list[str]]:
+def _read_trials(workdir: pathlib.Path, record: Mapping[str, object]) -> tuple[dict[pathlib.Path, str], list[str]]:
   """Returns ({workdir: changes} of the trials that have started, descriptions of the others)."""
   started, waiting = {}, []
   for kind in ("trials", "final"):
@@ -89,12 +89,12 @@ def _read_trials(workdir: pathlib.Path, record: Mapping[str, Any]) -> tuple[dict
   return started, waiting
 
 
-def _select_trial_records(record: Mapping[str, Any], kind: str) -> list[Any]:
+def _select_trial_records(record: Mapping[str, object], kind: str) -> list[Any]:
   trials = record.get(kind)
   return [trial for trial in trials if is_record(trial)] if isinstance(trials, list) else []
 
 
-def _read_selection(workdir: pathlib.Path, record: Mapping[str, Any]) -> list[Part]:
+def _read_selection(workdir: pathlib.Path, record: Mapping[str, object]) -> list[Part]:
   """Returns the setting that a sweep selected, and figures of its final runs on test."""
   best = record.get("best")
   parts: list[Part] = []

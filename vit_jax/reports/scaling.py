@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from vit_jax import models, trees
@@ -114,7 +115,7 @@ def _draw_metric(runs: Sequence[RecordedRun], sizes: Sequence[RunSize], axis: st
     return drawing.render_svg(figure, f"scaling {axis}")
 
 
-def _format_count_axis(axes: Any, values: Sequence[float]) -> None:
+def _format_count_axis(axes: Axes, values: Sequence[float]) -> None:
   """Formats an axis of counts. The axis is logarithmic if the counts differ by more than a factor of 5."""
   values = [value for value in values if value]
   if max(values) > 5 * min(values):

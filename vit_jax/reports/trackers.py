@@ -171,7 +171,7 @@ def _make_identifier(workdir: pathlib.Path, config: Mapping[str, Any]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def flatten_config(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_config(values: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
   """Flattens a nested config to dotted keys, such as {"optim.lr": 0.1}.
 
   Args:

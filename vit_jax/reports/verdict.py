@@ -4,7 +4,6 @@ import datetime
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from vit_jax import trees
 from vit_jax.evals import intervals, selection
@@ -210,7 +209,7 @@ def rank_runs(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
   """Sorts runs by their shared criterion, best first, then by loss. Runs without the criterion come last."""
   metric = find_shared_headline(runs)
 
-  def order(run: RecordedRun) -> Any:
+  def order(run: RecordedRun) -> tuple[int, float, float]:
     name = metric if metric in run.figures else select_headline_metric(run)
     if name is None or metric is None:
       return 2, 0.0, 0.0
@@ -245,7 +244,7 @@ def find_shared_headline(runs: Sequence[RecordedRun]) -> str | None:
   return chosen and chosen.metric
 
 
-def _describe_best(runs: Sequence[RecordedRun], chosen: Any) -> str:
+def _describe_best(runs: Sequence[RecordedRun], chosen: Criterion) -> str:
   """Returns text that names the best run, the criterion and its split, and states whether the lead is significant."""
   metric, order = chosen.metric, rank_runs(runs)
   words = f"The best of {format_amount(len(runs), 'run')} by {chosen} is "
@@ -264,7 +263,7 @@ def _compare_runs(runs: Sequence[RecordedRun]) -> list[Part]:
   metric = chosen and chosen.metric
   measured = [run for run in runs if metric in run.figures]
   parts: list[Part] = []
-  if measured:
+  if measured and chosen:
     parts.append(Paragraph(f"{_describe_best(measured, chosen)} {warn_of_test_use(measured)}".strip()))
   elif any(run.figures for run in runs):
     parts.append(Paragraph("These runs have different tasks and no common figure, so they are not ranked."))
@@ -282,7 +281,7 @@ def _compare_runs(runs: Sequence[RecordedRun]) -> list[Part]:
   return parts
 
 
-def _make_row(run: RecordedRun, metric: str | None, others: Any) -> list[Any]:
+def _make_row(run: RecordedRun, metric: str | None, others: Sequence[str]) -> list[str]:
   ends = _compute_interval(run, metric) if metric in run.figures else None
   rate = run.result.get("images_per_second")
   return [

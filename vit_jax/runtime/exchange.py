@@ -10,7 +10,6 @@ import itertools
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -135,7 +134,7 @@ def raise_together(problem: str | None) -> None:
       raise ConfigError(f"process {number}: {other}")
 
 
-def check_equal_facts(facts: Mapping[str, Any]) -> None:
+def check_equal_facts(facts: Mapping[str, object]) -> None:
   """Checks that all processes have the same facts.
 
   Args:

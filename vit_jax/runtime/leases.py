@@ -16,7 +16,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from vit_jax.runtime import exits
 from vit_jax.schema import ConfigError
@@ -159,7 +158,7 @@ def describe_holder(file: pathlib.Path) -> str | None:
 class LeaseObject:
   """An object of a bucket with metadata, replaced only if it still has a given generation."""
 
-  def __init__(self, file: pathlib.Path, **options: Any) -> None:
+  def __init__(self, file: pathlib.Path, **options: object) -> None:
     self.file_system = buckets.FileSystem(**options)
     self._bucket, _, self._name = str(file).removeprefix("gs://").partition("/")
 

@@ -141,7 +141,7 @@ def read_cpu_features(file: str = "/proc/cpuinfo") -> list[str]:
   )
 
 
-def compare_environments(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def compare_environments(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
   """Returns one line for each difference between two records: the item, its two values and the consequence.
 
   Args:

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import time
-from typing import Any
 
 EVERY = 1.0  # minimum interval between two writes in seconds
 
@@ -19,7 +18,7 @@ class ProgressFile:
   def __init__(self) -> None:
     name = os.environ.get("VITJAX_STATUS")
     self._path = pathlib.Path(name) if name else None
-    self._written: Any = None
+    self._written: dict[str, object] | None = None
     self._next, self._began = 0.0, -1
 
   def say(self, step: int, doing: str, polls: int) -> None:

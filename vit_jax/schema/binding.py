@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 _GROUP = Mapping | ml_collections.ConfigDict  # the arguments of a choice in a config
 
 
-def bind(choice: Choice, functions: tuple[Callable[..., Any], ...], table: Table | None = None) -> Bound:
+def bind(choice: Choice, functions: tuple[Callable[..., object], ...], table: Table | None = None) -> Bound:
   """Checks all arguments of a choice and adds the defaults.
 
   Args:
@@ -80,7 +80,7 @@ def make(choice: Choice, table: Table, *supplied: object) -> Any:
   return bind(choice, functions).call(functions[0], *supplied)
 
 
-def preset(function: Callable[..., _Result], *first: object, **defaults: Any) -> Callable[..., _Result]:
+def preset(function: Callable[..., _Result], *first: object, **defaults: object) -> Callable[..., _Result]:
   """Returns a function with some arguments filled in and some defaults replaced. It can be used as a schema.
 
   Args:
@@ -95,7 +95,7 @@ def preset(function: Callable[..., _Result], *first: object, **defaults: Any) ->
 
 
 def _convert_fields(
-  values: Mapping[str, Any], entries: Mapping[str, Any], owner: str, no_default: object, others: Table | None = None
+  values: Mapping[str, object], entries: Mapping[str, Any], owner: str, no_default: object, others: Table | None = None
 ) -> dict[str, Any]:
   """Converts the values of all entries {key: (type, default)}. Every key in `values` must be an entry."""
   for key in values:
@@ -181,7 +181,7 @@ def _describe_missing(key: str, owner: str) -> str:
   return f"missing; {owner} needs it. Add it to the config or as --{key}=..."
 
 
-def convert(value: Any, kind: Any, table: Table | None = None) -> Any:
+def convert(value: Any, kind: object, table: Table | None = None) -> Any:
   """Converts a value to an annotated type.
 
   Args:
@@ -286,7 +286,7 @@ def _convert_mapping(value: object, kind: object) -> dict[str, Any]:
   return result
 
 
-def _convert_tuple(value: object, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+def _convert_tuple(value: object, kinds: tuple[object, ...]) -> tuple[Any, ...]:
   try:
     read = texts.parse_literal(value)
   except ConfigError as error:
@@ -312,7 +312,7 @@ def _convert_tuple(value: object, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
   return tuple(result)
 
 
-def _describe_list_error(problem: str, kinds: tuple[Any, ...]) -> str:
+def _describe_list_error(problem: str, kinds: tuple[object, ...]) -> str:
   """Returns the message for a value where a list of numbers, or a list of lists, is expected."""
   example = aliases.find_example(get_current_key()) or expected.format_example(types.GenericAlias(tuple, kinds))
   return f"{problem}. Write a value such as {example}" if example else problem

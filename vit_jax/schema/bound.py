@@ -16,7 +16,7 @@ class Bound(Choice):
   choice calls them, and does not read arguments by name.
   """
 
-  def select(self, *functions: Callable[..., Any]) -> dict[str, Any]:
+  def select(self, *functions: Callable[..., object]) -> dict[str, Any]:
     """Returns the arguments that belong to the given functions, as {name: value}.
 
     Args:

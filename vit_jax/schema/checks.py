@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any
 
 from vit_jax.schema import expected
 from vit_jax.schema.binding import convert
@@ -12,7 +11,7 @@ from vit_jax.schema.errors import ConfigError, enter_key
 from vit_jax.schema.signatures import read_keywords
 
 
-def check_types(function: Callable[..., Any]) -> None:
+def check_types(function: Callable[..., object]) -> None:
   """Checks that every keyword-only parameter has a type that a config can contain, and a default of that type.
 
   Args:

@@ -24,7 +24,7 @@ TRAINS = (
 )
 
 
-def is_measurement(config: Mapping[str, Any] | ml_collections.ConfigDict) -> bool:
+def is_measurement(config: Mapping[str, object] | ml_collections.ConfigDict) -> bool:
   """Returns true if a config is for `vit_jax.fewshot`: it has a key that no training run has.
 
   Args:
@@ -33,7 +33,7 @@ def is_measurement(config: Mapping[str, Any] | ml_collections.ConfigDict) -> boo
   return "image_size" in config and "checkpoint" not in config
 
 
-def find_other_places(config: Mapping[str, Any] | ml_collections.ConfigDict, key: str) -> list[str]:
+def find_other_places(config: Mapping[str, object] | ml_collections.ConfigDict, key: str) -> list[str]:
   """Returns other places in a config for a misplaced key.
 
   A place is a key with the same last words, or a key that could be added to a group of that name. For "data.path" the
@@ -61,7 +61,7 @@ def find_other_places(config: Mapping[str, Any] | ml_collections.ConfigDict, key
   return []
 
 
-def suggest_places(config: Mapping[str, Any] | ml_collections.ConfigDict, key: str, value: str | None = None) -> str:
+def suggest_places(config: Mapping[str, object] | ml_collections.ConfigDict, key: str, value: str | None = None) -> str:
   """Returns " Did you mean ...?" with flags for the places of `find_other_places`, or "".
 
   Args:

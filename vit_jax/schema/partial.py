@@ -9,7 +9,7 @@ MEASURING = ("accuracy", "masked")  # evaluations that measure one split
 _GROUPS = Mapping | ml_collections.ConfigDict
 
 
-def add_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def add_names(config: Mapping[str, object]) -> Mapping[str, Any]:
   """Returns an editable config in which the evaluations "val" and "test" have a name.
 
   An evaluation without `name` that sets other keys is completed. By default, "val" is the first evaluation of the test
@@ -32,7 +32,7 @@ def add_names(config: Mapping[str, Any]) -> Mapping[str, Any]:
   return {**config, "evals": result}
 
 
-def _measures_test_split(choice: Mapping[str, Any]) -> bool:
+def _measures_test_split(choice: Mapping[str, object]) -> bool:
   """Returns true if an evaluation measures the test split of the run's own data."""
   return choice.get("name") in MEASURING and choice.get("data") is None and choice.get("split", "test") == "test"
 

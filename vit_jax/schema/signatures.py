@@ -13,7 +13,7 @@ Entries = Mapping[str, tuple[Any, Any]]  # {key: (type, default)}
 Functions = Mapping[str, Callable[..., Any] | tuple[Callable[..., Any], ...]]  # by name; the first makes the object
 
 
-def read_keywords(function: Callable[..., Any]) -> dict[str, Any]:
+def read_keywords(function: Callable[..., object]) -> dict[str, Any]:
   """Returns the keyword-only parameters of a function with their defaults, as {name: default}."""
   parameters = inspect.signature(function).parameters.values()
   return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
@@ -54,7 +54,7 @@ def suggest_fix(key: str, value: object, entries: Entries, others: Functions) ->
   )
 
 
-def list_nested(kinds: Mapping[str, Any]) -> dict[str, str]:
+def list_nested(kinds: Mapping[str, object]) -> dict[str, str]:
   """Returns {argument of a choice: "key.argument"} for the choices among the types of keys.
 
   Args:
@@ -69,7 +69,7 @@ def list_nested(kinds: Mapping[str, Any]) -> dict[str, str]:
   return result
 
 
-def _find_nested(key: str, functions: tuple[Callable[..., Any], ...]) -> str | None:
+def _find_nested(key: str, functions: tuple[Callable[..., object], ...]) -> str | None:
   """Returns "group.key" if a choice among the arguments of the functions has the key."""
   for function in functions:
     hints = typing.get_type_hints(function, include_extras=True)
@@ -93,7 +93,7 @@ def is_certain(key: str, entries: Entries, others: Functions) -> bool:
   return taken or aliases.find_equivalent(key, entries) is not None
 
 
-def format_allowed(entries: Mapping[str, tuple[Any, Any]]) -> str:
+def format_allowed(entries: Mapping[str, tuple[object, object]]) -> str:
   """Returns the end of an error about a key: the list of the allowed keys."""
   return f" Allowed: {format_names(entries)}." if entries else " No keys are allowed here."
 

@@ -26,8 +26,8 @@ class DerivedTable(Mapping[str, Any]):
 
   def __init__(
     self,
-    base: Mapping[str, Any],
-    make: Callable[[str, Any], Any],
+    base: Mapping[str, object],
+    make: Callable[[str, Any], object],
     without: tuple[str, ...] = (),
     kind: type[Bound] = Bound,
   ) -> None:

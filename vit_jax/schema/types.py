@@ -129,7 +129,7 @@ class Choice:
     # Digests of labels and of cached features contain this text, so it is the same for bound choices.
     return f"Choice(name={self.name!r}, args={self.args!r})"
 
-  def replace(self: _Self, **args: Any) -> _Self:
+  def replace(self: _Self, **args: object) -> _Self:
     """Returns the choice with some arguments replaced or added.
 
     Args:

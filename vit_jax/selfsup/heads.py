@@ -7,7 +7,7 @@ last layer are the prototypes.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -170,7 +170,9 @@ def _multiply(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> jax.Array:
   return jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32)
 
 
-def _multiply_forward(x: jax.Array, kernel: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, Any]:
+def _multiply_forward(
+  x: jax.Array, kernel: jax.Array, dtype: DTypeLike
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
   return _multiply(x, kernel, dtype), (x, kernel)
 
 

@@ -5,7 +5,8 @@ and its masked patches fill a static number of slots.
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -163,11 +164,11 @@ def draw_blocks(
   rows, columns = (np.arange(length) for length in grid)
   log_aspect = math.log(ASPECT)
 
-  def incomplete(state: Any) -> Array:
+  def incomplete(state: tuple[Array, Array, Array]) -> Array:
     _, mask, rejected = state
     return (mask.sum() < count) & (rejected < ATTEMPTS)
 
-  def draw_block(state: Any) -> Any:
+  def draw_block(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
     number, mask, rejected = state
     area, aspect, top, left = jax.random.uniform(jax.random.fold_in(key, number), (4,))
     allowed = jnp.minimum(count - mask.sum(), max_area)
@@ -214,7 +215,7 @@ def _compute_limits(crops: int, ratio: tuple[float, float], share: float) -> np.
   return np.linspace(*ratio, int(crops * share) + 1)
 
 
-def _map_groups(draw_group: Any, key: PRNGKey, groups: int) -> Array:
+def _map_groups(draw_group: Callable[[PRNGKey], Array], key: PRNGKey, groups: int) -> Array:
   return jax.vmap(lambda number: draw_group(jax.random.fold_in(key, number)))(jnp.arange(groups))
 
 

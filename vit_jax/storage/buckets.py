@@ -69,7 +69,7 @@ def read_seconds(name: str, default: float) -> float:
   raise ConfigError(f"{name}: expected a number of seconds, got {text!r}. Use a number above 0, such as {default:g}")
 
 
-def get_version(about: Mapping[str, Any]) -> tuple[str, ...]:
+def get_version(about: Mapping[str, object]) -> tuple[str, ...]:
   """Returns the properties that identify the content of an object.
 
   The generation is a new number for each write (https://cloud.google.com/storage/docs/metadata). The digests are needed
@@ -85,7 +85,7 @@ def get_version(about: Mapping[str, Any]) -> tuple[str, ...]:
 class FileSystem(core.GCSFileSystem):
   """The file system for gs:// paths in fsspec, and thereby in etils, Orbax and TFDS."""
 
-  def __init__(self, *arguments: object, **options: Any) -> None:
+  def __init__(self, *arguments: object, **options: object) -> None:
     ours = {"use_listings_cache": False, "requests_timeout": TIMEOUT}
     if os.environ.get("STORAGE_EMULATOR_HOST"):
       ours["token"] = "anon"
@@ -94,7 +94,7 @@ class FileSystem(core.GCSFileSystem):
     self.away = False  # whether the last request exceeded the patience, so that later requests are tried only once
     super().__init__(*arguments, **ours | options)
 
-  async def _request(self, method: str, path: str, *arguments: object, **options: Any) -> Any:
+  async def _request(self, method: str, path: str, *arguments: object, **options: object) -> Any:
     """Sends a request and retries it with growing pauses while the bucket is unavailable.
 
     Raises:
@@ -142,7 +142,7 @@ class FileSystem(core.GCSFileSystem):
       await asyncio.sleep(min(remaining, pause * random.uniform(0.5, 1)))
       pause = min(2 * pause, LONGEST)
 
-  def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+  def _open(self, path: str, mode: str = "rb", **options: object) -> Any:
     """Opens a file. Reads use gcsfs. Written bytes are uploaded as a whole when the file is closed.
 
     For text files, gcsfs starts a resumable upload. A resumable upload cannot be retried if its last answer was lost.
@@ -156,13 +156,13 @@ class FileSystem(core.GCSFileSystem):
     except FileNotFoundError:
       return False
 
-  async def _mkdir(self, path: str, **_: Any) -> None:
+  async def _mkdir(self, path: str, **_: object) -> None:
     """Does nothing. Directories are prefixes of object names, and a misspelt path must not create a bucket."""
 
   async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
     """Does nothing, like `_mkdir`."""
 
-  def mkdir(self, path: str, **_: Any) -> None:
+  def mkdir(self, path: str, **_: object) -> None:
     """Does nothing, like `_mkdir`."""
 
   def makedirs(self, path: str, exist_ok: bool = False) -> None:

@@ -7,7 +7,6 @@ import pathlib
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from vit_jax.storage import paths
 
@@ -37,7 +36,7 @@ _ANSWERS = {
   "DEADLINE_EXCEEDED": errno.EHOSTDOWN,
   "NOT_FOUND": errno.ENOENT,
 }
-_CODES: dict[Any, int] = {
+_CODES: dict[int | str | None, int] = {
   401: errno.EACCES,
   403: errno.EACCES,
   404: errno.ENOENT,

@@ -250,7 +250,7 @@ def get_size(path: pathlib.Path) -> int | None:
   return status.st_size if length is None else length
 
 
-def write_csv(path: pathlib.Path, rows: Iterable[Sequence[Any]]) -> None:
+def write_csv(path: pathlib.Path, rows: Iterable[Sequence[object]]) -> None:
   """Replaces a CSV file.
 
   Args:

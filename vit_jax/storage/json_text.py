@@ -37,7 +37,7 @@ def parse_json(data: bytes) -> Any:
   return json.loads(text, object_pairs_hook=_build_unique)
 
 
-def _build_unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _build_unique(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
   """Builds an object from pairs. Raises ValueError if a key occurs twice."""
   result = dict(pairs)
   if len(result) < len(pairs):

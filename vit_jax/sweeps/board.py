@@ -50,7 +50,7 @@ def write_board(
       _write_summaries(trial.workdir / "tensorboard", [began, _make_end_summary()])
 
 
-def format_hparams(changes: Mapping[str, Any], keys: Sequence[str]) -> dict[str, bool | int | float | str]:
+def format_hparams(changes: Mapping[str, object], keys: Sequence[str]) -> dict[str, bool | int | float | str]:
   """Returns the changes of a trial for HParams, with each choice as text.
 
   Args:
@@ -70,7 +70,7 @@ def _make_end_summary() -> Any:
   return Summary(value=[Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=about, tensor=metadata.NULL_TENSOR)])
 
 
-def _write_summaries(folder: pathlib.Path, summaries: Iterable[Any]) -> None:
+def _write_summaries(folder: pathlib.Path, summaries: Iterable[object]) -> None:
   if folder.is_dir() and any(folder.glob(f"*{ENDING}")):
     return
   file = tensorboard.EventFile(folder, ENDING)

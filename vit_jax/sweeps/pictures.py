@@ -118,7 +118,7 @@ def compute_eta_squared(rows: Sequence[Row], key: str) -> float:
   return float(between / whole) if whole else 0.0
 
 
-def group_by_value(rows: Iterable[tuple[Mapping[str, Any], float]], key: str) -> dict[Any, list[float]]:
+def group_by_value(rows: Iterable[tuple[Mapping[str, object], float]], key: str) -> dict[Any, list[float]]:
   """Groups the metrics of trials by the value of a key.
 
   Args:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 from vit_jax.runtime.watch import PARENT
 from vit_jax.schema import ConfigError, format_amount
@@ -35,6 +35,7 @@ if cores:
   os.sched_setaffinity(0, map(int, cores.split(",")))
 os.execvp(command[0], command)
 """
+Item = TypeVar("Item")
 _ASK = "import jax; d = jax.local_devices(); print(d[0].platform, len({getattr(x, 'coords', x.id) for x in d}))"
 
 
@@ -89,7 +90,9 @@ def _count_devices() -> tuple[str, int]:
   return platform, int(devices)
 
 
-def _divide_items(items: Sequence[Any], count: int, what: str, sizes: dict[int, str] | None = None) -> list[Any]:
+def _divide_items(
+  items: Sequence[Item], count: int, what: str, sizes: dict[int, str] | None = None
+) -> list[Sequence[Item]]:
   """Divides items into equal parts and drops the remainder. `sizes` contains the allowed sizes of a part."""
   size = len(items) // max(count, 1)
   if not 0 < count <= len(items) or (sizes and size not in sizes):

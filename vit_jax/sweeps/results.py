@@ -5,7 +5,6 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vit_jax.config import Sweep
 from vit_jax.evals import intervals, selection
@@ -24,7 +23,7 @@ def rank_settings(candidates: Sequence[Setting], decide: str) -> list[Setting]:
   sign = 1 if decide.endswith(FALLING) else -1
   evaluation, loss = decide.rpartition("/")[0], "ema_loss" if "/ema_" in f"/{decide}" else "loss"
 
-  def order(setting: Setting) -> Any:
+  def order(setting: Setting) -> tuple[float, float]:
     losses = setting.values(f"{evaluation}/{loss}".lstrip("/"))
     return sign * statistics.mean(setting.values(decide)), statistics.mean(losses) if losses else 0.0
 

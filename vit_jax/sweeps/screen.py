@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Self
 
 import rich.live
 import rich.table
@@ -33,7 +33,7 @@ class TrialScreen:
   def __init__(self, trials: Sequence[Trial], metric: str | None, log_of: Callable[[Trial], pathlib.Path]) -> None:
     self._trials, self._metric, self._log_of = trials, metric, log_of
     self._began = time.monotonic()
-    self._live: Any = None
+    self._live: rich.live.Live | None = None
 
   def __enter__(self) -> Self:
     if sys.stdout.isatty():

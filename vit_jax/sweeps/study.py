@@ -87,7 +87,7 @@ class Study:
   def _trial(self, changes: Changes) -> Trial:
     decide = self.sweep.decide
 
-    def without_test(run: BoundRun, base: Mapping[str, Any]) -> dict[str, str]:
+    def without_test(run: BoundRun, base: Mapping[str, object]) -> dict[str, str]:
       if not decide:
         return {}
       _check_decides(run, decide)
@@ -99,7 +99,7 @@ class Study:
     decide = self.sweep.decide
     assert decide is not None
 
-    def with_test(run: BoundRun, base: Mapping[str, Any]) -> dict[str, str]:
+    def with_test(run: BoundRun, base: Mapping[str, object]) -> dict[str, str]:
       if decide.partition("/")[0] in run.evals:  # absent if this run does not hold out images
         _check_decides(run, decide)
       on_test = {f"evals.{name}.every": "100%" for name in _find_test_evaluations(run)}
@@ -109,7 +109,7 @@ class Study:
     return self._run(changes, self.workdir / "final", with_test)
 
   def _run(
-    self, changes: Mapping[str, Any], folder: pathlib.Path, evaluations: Callable[[Any, Any], dict[str, str]]
+    self, changes: Mapping[str, object], folder: pathlib.Path, evaluations: Callable[[Any, Any], dict[str, str]]
   ) -> Trial:
     """Returns the trial of these changes. `evaluations` maps its run and config to flags that select evaluations."""
     texts = dict(self.overrides)
@@ -147,7 +147,7 @@ def _find_test_evaluations(run: BoundRun) -> list[str]:
   ]
 
 
-def _fill_evaluations(run: BoundRun, base: Mapping[str, Any]) -> dict[str, str]:
+def _fill_evaluations(run: BoundRun, base: Mapping[str, object]) -> dict[str, str]:
   """Returns flags for the evaluations that the config leaves to defaults, which depend on the evaluation of test."""
   added = [name for name in run.evals if not flags.has_key(base, f"evals.{name}.name")]
   return format_flags({f"evals.{name}": schema.to_plain(run.evals[name]) for name in added}, {})

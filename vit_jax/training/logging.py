@@ -294,7 +294,8 @@ def draw_predictions(details: AccuracyDetails, data: EvalData) -> dict[str, byte
     for row in rows:
       record = int(predictions.position[row])
       try:
-        tile = images.read_prepared(record, lambda image: crops.shrink(np.asarray(image), TILE))[0]
+        made = images.read_prepared(record, lambda image: crops.shrink(np.asarray(image), TILE))
+        tile = None if made is None else made[0]
       except ImageError:  # the file was removed after the evaluation
         tile = None
       labels = [classes[label] for label in np.atleast_1d(predictions.label[row]) if label >= 0]

@@ -186,7 +186,7 @@ def accumulate_gradients(gradient: Gradient, placement: jax.sharding.Sharding, *
     def cut(x: jax.Array) -> jax.Array:
       return jax.lax.with_sharding_constraint(rearrange(x, "(b n) ... -> n b ...", n=accumulate), placement)
 
-    def add(total: Any, index_and_examples: tuple[jax.Array, Examples]) -> tuple[Any, None]:
+    def add(total: object, index_and_examples: tuple[jax.Array, Examples]) -> tuple[Any, None]:
       index, micro = index_and_examples
       return jax.tree.map(jnp.add, total, gradient(params, context, micro, jax.random.fold_in(key, index))), None
 

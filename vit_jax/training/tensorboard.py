@@ -12,7 +12,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
@@ -89,7 +88,7 @@ class EventFile:
       with self._attempt():
         self._write(self._file, step=step, summary=summary)
 
-  def _write(self, file: append.AppendFile | append.BucketAppender, **fields: Any) -> None:
+  def _write(self, file: append.AppendFile | append.BucketAppender, **fields: object) -> None:
     record = io.BytesIO()
     RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
     file.add(record.getvalue())

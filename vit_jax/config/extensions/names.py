@@ -43,7 +43,7 @@ def add(
   kind: str,
   name: str,
   table: Any,
-  entry: Any,
+  entry: object,
   namespace: Mapping[str, Any],
   definition: str,
   place: str = "",

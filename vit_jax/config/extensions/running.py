@@ -12,18 +12,19 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TypeVar
 
 from vit_jax.config.extensions import memory, names
 from vit_jax.config.extensions.names import Extension
 from vit_jax.schema import ConfigError, show, suggest_nearest
 
+Result = TypeVar("Result")
 GROUP = "vit_jax.config.extensions"  # group of entry points
 _loaded: dict[pathlib.Path, tuple[bytes, types.ModuleType]] = {}  # files that were run by their path
 _given: list[str] = []  # files as the user wrote them, and modules
 
 
-def call_function(path: str, function: Callable[..., Any], *arguments: object, flag: str = "--config") -> Any:
+def call_function(path: str, function: Callable[..., Result], *arguments: object, flag: str = "--config") -> Result:
   """Calls a function of a user's file and converts errors.
 
   Args:

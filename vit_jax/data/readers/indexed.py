@@ -8,6 +8,7 @@ from typing import Any
 
 from vit_jax.data import local_files, sources
 from vit_jax.data.class_names import NameOrder
+from vit_jax.data.dataset_row import Label
 from vit_jax.data.readers import index, listing
 from vit_jax.data.readers.labels import RecordLabels, describe_forms, pack_label, resolve, unpack_label
 from vit_jax.data.sources import Fingerprint
@@ -153,11 +154,11 @@ def create_source(
       records refer.
   """
 
-  def read(part: str, i: int) -> tuple[bytes, Any]:
+  def read(part: str, i: int) -> tuple[bytes, Label]:
     files, file, _, _ = records[part].locate(i)
     return content(files.path(file), records[part].extents.read(i, i + 1)[0]), records[part].label(i)
 
-  def parse(data: bytes) -> Any:
+  def parse(data: bytes) -> tuple[bytes, Label]:
     stored, label = unpack_label(data)
     return content("", stored), label
 
@@ -184,7 +185,7 @@ def create_source(
 def _compute_fingerprint(
   parts: sources.Parts,
   records: Mapping[str, IndexedRecords],
-  about: tuple[Any, ...],
+  about: tuple[object, ...],
   list_extras: Callable[[IndexedRecords, range], list[str]],
 ) -> Fingerprint:
   """Returns a fingerprint of the files of some splits, of files to which their records refer, and of all labels."""

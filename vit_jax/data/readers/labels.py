@@ -23,6 +23,7 @@ from typing import Annotated, NoReturn
 import numpy as np
 
 from vit_jax.data.class_names import NameOrder, normalise_name, parse_class_number, sort_names
+from vit_jax.data.dataset_row import Label
 from vit_jax.schema import ConfigError, Range, enter_key, format_amount, show, suggest_nearest
 from vit_jax.storage import files, paths
 
@@ -102,7 +103,7 @@ class RecordLabels:
   ends: np.ndarray | None
   listed: bool
 
-  def __getitem__(self, record: int) -> int | tuple[int, ...]:
+  def __getitem__(self, record: int) -> Label:
     if self.ends is None:
       label = int(self.numbers[record])
       return (label,) if self.listed else label
@@ -332,7 +333,7 @@ def describe_forms(files: Sequence[Mapping[str, np.ndarray]]) -> str:
 # The label precedes the stored bytes, because `Runs.parse` gets only the bytes of a record.
 
 
-def pack_label(label: int | tuple[int, ...], data: bytes) -> bytes:
+def pack_label(label: Label, data: bytes) -> bytes:
   """Returns a label followed by data, as bytes.
 
   Args:
@@ -344,7 +345,7 @@ def pack_label(label: int | tuple[int, ...], data: bytes) -> bytes:
   return struct.pack("<ii", -1, label) + data
 
 
-def unpack_label(data: bytes) -> tuple[bytes, int | tuple[int, ...]]:
+def unpack_label(data: bytes) -> tuple[bytes, Label]:
   """Returns (data, label) for the result of `pack_label`."""
   count = struct.unpack_from("<i", data)[0]
   if count < 0:

@@ -125,7 +125,7 @@ class Files:
     versions = tuple(self.versions[i] for i in numbers if self.versions)
     return Files(self.root, names, stamps, versions, self.matched)
 
-  def map_files(self, function: Callable[[int], T]) -> list[Any]:
+  def map_files(self, function: Callable[[int], T]) -> list[T]:
     """Returns the results of `function(file)` for the numbers of all files. Several files are processed in parallel.
 
     The first error ends the call and is raised.

@@ -5,17 +5,18 @@ import os
 import pathlib
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from vit_jax.data import local_files
 from vit_jax.schema import ConfigError, show
 from vit_jax.schema.errors import UnreachableError
 from vit_jax.storage import paths
 
+Answer = TypeVar("Answer")
 ASKED = 32  # number of parallel requests to a bucket; 3,000 files with a latency of 50 ms take 5 s
 
 
-def call_storage(root: os.PathLike[str], ask: Callable[[], Any]) -> Any:
+def call_storage(root: os.PathLike[str], ask: Callable[[], Answer]) -> Answer:
   """Returns `ask()` for a path on a disk or in a bucket.
 
   Args:

@@ -197,7 +197,7 @@ def _read_classes(feature: object) -> Any:
   return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _scan(files: Files, columns: Any, first: Any, file: int) -> Arrays:
+def _scan(files: Files, columns: Any, first: object, file: int) -> Arrays:
   """Returns the labels and the number of rows of each row group. Raises ConfigError with file and row."""
   labels = LabelCollector()
   with _convert_errors(files, file), open_parquet(files, file) as table:

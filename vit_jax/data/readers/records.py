@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 from google.protobuf import message
 
-from vit_jax.data.dataset_row import DatasetRow, LabelRule
+from vit_jax.data.dataset_row import DatasetRow, Label, LabelRule
 from vit_jax.schema import ConfigError, format_amount
 
-Label = int | tuple[int, ...]
 _NAMES = ("id", "file_name", "filename", "image/filename")  # features of TFDS datasets with the name of the image file
 
 
@@ -75,7 +74,7 @@ def create_parser(row: DatasetRow, features: Any) -> RecordParser:
     except message.Error as error:
       raise OSError(f"damaged: {str(error).splitlines()[0]}") from error
 
-  def parse(data: bytes) -> tuple[bytes, Any]:
+  def parse(data: bytes) -> tuple[bytes, Label]:
     return read(values_of(data))
 
   def mask_of(feature: str, data: bytes) -> bytes:
@@ -84,7 +83,7 @@ def create_parser(row: DatasetRow, features: Any) -> RecordParser:
       raise OSError(f"damaged: a record with {format_amount(len(encoded), 'mask')}")
     return encoded[0]
 
-  def changed(convert: Callable[[bytes], bytes], data: bytes) -> tuple[bytes, Any]:
+  def changed(convert: Callable[[bytes], bytes], data: bytes) -> tuple[bytes, Label]:
     encoded, label = parse(data)
     return convert(encoded), label
 
@@ -105,7 +104,7 @@ def _read_name(key: str, data: bytes) -> str:
   return os.fsdecode(tf_example_pb2.Example.FromString(data).features.feature[key].bytes_list.value[0])
 
 
-def _read_stored(key: str, listed: bool, image: str, values: Any) -> tuple[bytes, Any]:
+def _read_stored(key: str, listed: bool, image: str, values: Any) -> tuple[bytes, Label]:
   """Returns (image file, label) of the features of a record with a label feature."""
   encoded, numbers = values[image].bytes_list.value, tuple(values[key].int64_list.value)
   if len(encoded) != 1 or (len(numbers) != 1 and not listed):
@@ -115,7 +114,7 @@ def _read_stored(key: str, listed: bool, image: str, values: Any) -> tuple[bytes
   return encoded[0], numbers if listed else numbers[0]
 
 
-def _derive_label(rule: Any, image: str, values: Any) -> tuple[bytes, Any]:
+def _derive_label(rule: Any, image: str, values: Any) -> tuple[bytes, Label]:
   """Returns (image file, label) of the features of a record. A rule computes the label."""
   encoded = values[image].bytes_list.value
   try:

@@ -111,7 +111,7 @@ def _is_read(future: Future[Any]) -> bool:
   return future.done() and future.exception() is None
 
 
-def open_parquet(files: listing.Files, file: int, footer: Any = None) -> Any:
+def open_parquet(files: listing.Files, file: int, footer: object = None) -> Any:
   """Opens a Parquet file. Reading a column from a bucket needs one request.
 
   Args:

@@ -194,7 +194,7 @@ def open_prepared(
     except OSError as error:
       raise OSError(f"{folder} is {error}") from error
 
-  def stored_in(i: int, understand: Callable[[bytes], Any] | None) -> Any:
+  def stored_in(i: int, understand: Callable[[bytes], object] | None) -> Any:
     part, number = sources.locate_record(parts, i)
     return parse(fetch(part, number), understand)
 

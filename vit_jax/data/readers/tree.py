@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import os
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.data.readers import locations
 from vit_jax.schema import ConfigError, format_amount
@@ -125,7 +125,7 @@ def extension(name: str) -> str:
   return os.path.splitext(name)[1].lower()
 
 
-def format_counts(extensions: collections.Counter[Any], shown: int) -> list[str]:
+def format_counts(extensions: collections.Counter[str], shown: int) -> list[str]:
   """Returns descriptions such as ["1,200 .jpg", "3 .heic"], the most frequent first.
 
   Args:

@@ -43,7 +43,7 @@ class Placeholder:
 
   __slots__ = ("arguments", "elements", "items", "name", "state")
 
-  def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
+  def __init__(self, name: str, arguments: tuple[object, ...]) -> None:
     self.name, self.arguments = name, arguments
     self.state: Any = None
     self.items: dict[str, Any] = {}
@@ -57,7 +57,7 @@ UNKNOWN = object()  # result of a `BuildObject` for an unknown call
 BuildObject = Callable[[str, tuple[Any, ...]], Any]  # function (name of a class or function, arguments) -> value
 
 
-def load_pickle(file: BinaryIO, build: BuildObject, storage: Callable[[Any], Any]) -> Any:
+def load_pickle(file: BinaryIO, build: BuildObject, storage: Callable[[Any], object]) -> Any:
   """Parses the pickle at the current position of a file, and moves the position behind it.
 
   Args:
@@ -127,7 +127,7 @@ _IGNORED = {"PROTO", "FRAME"}
 class _Machine:
   """The stack and the memo of a pickle, with the effects of its instructions. Sets become lists."""
 
-  def __init__(self, build: BuildObject, storage: Callable[[Any], Any]) -> None:
+  def __init__(self, build: BuildObject, storage: Callable[[Any], object]) -> None:
     self.build, self.storage = build, storage
     self.stack: list[Any] = []
     self.memo: dict[int, Any] = {}
@@ -210,7 +210,7 @@ class _Machine:
       case _:
         self.stack[-1] = self._called(target, _check_tuple(values[0]))
 
-  def _called(self, target: Any, arguments: Any) -> Any:
+  def _called(self, target: object, arguments: Any) -> Any:
     """Returns the value of a call, or a placeholder for it."""
     if not isinstance(target, GlobalName | Placeholder):
       raise pickle.UnpicklingError(f"its pickle calls a {type(target).__name__}")
@@ -243,7 +243,7 @@ def _create_name(module: str, name: str) -> Any:
   return GlobalName(f"{module}.{name}")
 
 
-def _create_dict(values: Sequence[Any]) -> dict[Any, Any]:
+def _create_dict(values: Sequence[object]) -> dict[Any, Any]:
   if len(values) % 2:
     raise pickle.UnpicklingError("its pickle has a key without a value")
   for key in values[::2]:  # the hash of nested tuples may need unlimited time and stack
@@ -258,7 +258,7 @@ def _check_tuple(value: object) -> tuple[Any, ...]:
   return value
 
 
-def _find_container(target: object, kind: type[Any], attribute: str) -> Any:
+def _find_container(target: object, kind: type[object], attribute: str) -> Any:
   """Returns the container that an instruction changes: the value itself, or a container of a placeholder."""
   if isinstance(target, Placeholder):
     return getattr(target, attribute)

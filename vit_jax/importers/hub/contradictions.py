@@ -81,7 +81,7 @@ def _check_names(description: Description, hints: Mapping[str, Any], chosen: Any
       raise _create_error(description, "architecture", name)
 
 
-def collect_facts(description: Description, stated: Mapping[str, Any]) -> dict[str, Any]:
+def collect_facts(description: Description, stated: Mapping[str, object]) -> dict[str, Any]:
   """Collects the true values of a model, under the keys of the statements.
 
   Args:
@@ -120,7 +120,7 @@ def collect_facts(description: Description, stated: Mapping[str, Any]) -> dict[s
   return facts
 
 
-def _find_ratio(facts: Mapping[str, Any], bound: Mapping[str, Any], stated: Any) -> Any:
+def _find_ratio(facts: Mapping[str, Any], bound: Mapping[str, object], stated: Any) -> Any:
   """Returns the stated ratio if it gives the hidden width after timm's rounding. A gated MLP accepts any ratio."""
   ratio = stated.get("mlp_ratio", 0)
   same = bound.get("mlp", "gelu") != "gelu" or int(facts["width"] * ratio) == facts["hidden"]

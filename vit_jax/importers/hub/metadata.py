@@ -197,7 +197,7 @@ def _read_transformers(config: Mapping[str, Any]) -> dict[str, Any]:
   return stated | more
 
 
-def _read_timm_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _read_timm_arguments(arguments: Mapping[str, object]) -> dict[str, Any]:
   """Returns the statements of timm's model arguments, under our names. Unknown arguments raise ConfigError."""
   counts = {**_COUNTS, **_TIMM_COUNTS}
   stated = {ours: _read_count(arguments, theirs) for theirs, ours in counts.items() if theirs in arguments}
@@ -229,7 +229,7 @@ def _read_timm_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
   return stated
 
 
-def _read_timm_config(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> dict[str, Any]:
+def _read_timm_config(config: Mapping[str, object], pretrained: Mapping[str, object]) -> dict[str, Any]:
   """Returns the statements of timm outside of the arguments.
 
   As in timm, the upper level has priority over pretrained_cfg.
@@ -243,7 +243,7 @@ def _read_timm_config(config: Mapping[str, Any], pretrained: Mapping[str, Any]) 
   return stated
 
 
-def _merge_statements(*statements: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_statements(*statements: Mapping[str, object]) -> dict[str, Any]:
   """Returns all statements, or raises ConfigError if two of them contradict each other."""
   result = {}
   for statement in statements:
@@ -253,7 +253,7 @@ def _merge_statements(*statements: Mapping[str, Any]) -> dict[str, Any]:
   return result
 
 
-def _read_input_size(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> int | None:
+def _read_input_size(config: Mapping[str, object], arguments: Mapping[str, object]) -> int | None:
   """Returns the size in pixels of the images for which timm builds a model, or None if the size is not stated."""
   if "img_size" in arguments:
     return _read_count(arguments, "img_size", oblong=True)
@@ -263,7 +263,7 @@ def _read_input_size(config: Mapping[str, Any], arguments: Mapping[str, Any]) ->
   )
 
 
-def _read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _read_labels(config: Mapping[str, object]) -> tuple[str, ...]:
   """Returns the class names by number, from Transformers' id2label or timm's label_names.
 
   The upper level has priority.
@@ -303,7 +303,7 @@ def _check_numbers(numbers: Mapping[str, object], names: Sequence[str]) -> None:
       )
 
 
-def _read_mapping(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _read_mapping(config: Mapping[str, object], key: str) -> Mapping[str, Any]:
   value = config.get(key)
   if not isinstance(value, Mapping | None):
     raise ConfigError(f"{key} is {show(value)}. Allowed: an object of names and values")
@@ -333,7 +333,7 @@ def _read_count(config: Mapping[str, Any], key: str, oblong: bool = False, low: 
   return sides[0] if len(set(sides)) == 1 else tuple(sides)
 
 
-def _read_name(config: Mapping[str, Any], key: str, table: Mapping[str, Any]) -> Any:
+def _read_name(config: Mapping[str, object], key: str, table: Mapping[str, object]) -> Any:
   value = config[key]
   if not isinstance(value, str) or value not in table:
     raise ConfigError(f"{key} is {show(value)}, which is not supported.{suggest_nearest(str(value), table)}")

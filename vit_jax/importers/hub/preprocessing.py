@@ -79,7 +79,7 @@ def _known_name(value: object, table: Container[Any]) -> bool:
   return isinstance(value, str) and value in table
 
 
-def parse_normalisation(config: Mapping[str, Any], mean: str, std: str) -> dict[str, tuple[float, ...]]:
+def parse_normalisation(config: Mapping[str, object], mean: str, std: str) -> dict[str, tuple[float, ...]]:
   """Returns the mean and std of the images, if the file states them.
 
   Args:

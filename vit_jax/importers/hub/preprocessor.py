@@ -21,7 +21,7 @@ _CUT: dict[str, Any] = {"do_center_crop": True, "crop_size": _SQUARE}
 
 
 def _create_defaults(
-  size: dict[str, int], resample: int, images: Mapping[str, Sequence[float]], squash: bool = True, **more: Any
+  size: dict[str, int], resample: int, images: Mapping[str, Sequence[float]], squash: bool = True, **more: object
 ) -> dict[str, Any]:
   """Returns the defaults of a class. With `squash` (default_to_square), a single number means height and width."""
   values = {f"image_{key}": list(value) for key, value in images.items()}
@@ -67,7 +67,7 @@ class ProcessorConfig(NamedTuple):
   notes: list[str]
 
 
-def read(config: Mapping[str, Any]) -> ProcessorConfig:
+def read(config: Mapping[str, object]) -> ProcessorConfig:
   """Reads the values of a preprocessor_config.json.
 
   Transformers computes `(pixel * rescale_factor - image_mean) / image_std`. This is our `(pixel / 255 - mean) / std`
@@ -99,7 +99,7 @@ def read(config: Mapping[str, Any]) -> ProcessorConfig:
   return ProcessorConfig(ImageMetadata(_read_normalisation(config), crop, size), side if states_side else None, notes)
 
 
-def _check_steps(config: Mapping[str, Any]) -> None:
+def _check_steps(config: Mapping[str, object]) -> None:
   """Raises ConfigError for steps that are not supported, and for steps that are neither true nor false."""
   for key, value in config.items():
     if key.startswith("do_"):
@@ -113,7 +113,7 @@ def _check_steps(config: Mapping[str, Any]) -> None:
     )
 
 
-def _find_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _find_defaults(config: Mapping[str, object]) -> Mapping[str, Any]:
   """Returns the defaults of the processor's class, or {} for a class that is not stated or not known."""
   name = config.get("image_processor_type", config.get("feature_extractor_type", ""))
   if not isinstance(name, str):
@@ -174,7 +174,7 @@ def _read_crop(config: Mapping[str, Any]) -> tuple[Choice | None, int | None]:
 
 
 def _read_central_crop(
-  config: Mapping[str, Any], large: object, squash: bool, interpolation: dict[str, str]
+  config: Mapping[str, object], large: object, squash: bool, interpolation: dict[str, str]
 ) -> tuple[Choice | None, int | None]:
   """Returns (test crop, its side) for a central crop after resizing."""
   side = _read_size(config["crop_size"], True, "crop_size")[0] if "crop_size" in config else None

@@ -116,7 +116,7 @@ def _create_plain_arguments(description: Description, bound: Mapping[str, Any]) 
   return None if unsaid else Choice(base, args)  # timm cannot distinguish None from a missing argument
 
 
-def _has_patches_only(bound: Mapping[str, Any]) -> bool:
+def _has_patches_only(bound: Mapping[str, object]) -> bool:
   """Returns true if timm's table has rows for patches only. Registers have rows if a class token has one."""
   return bound["position"] == "learned_patches" or bool(bound["registers"] and bound["position"] == "learned")
 

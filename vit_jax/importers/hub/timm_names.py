@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from vit_jax.models import table
 from vit_jax.models.published.model import Published
@@ -30,7 +29,7 @@ def find_family(architecture: str) -> str | None:
   return next((family for start, family in _FAMILIES if re.match(start, _normalise_name(architecture))), None)
 
 
-def find_sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, int]:
+def find_sizes(config: Mapping[str, object], arguments: Mapping[str, object]) -> dict[str, int]:
   """Returns the sizes of a ViT from the name of its architecture.
 
   Args:

@@ -49,7 +49,7 @@ def _compute_gated_width(width: int, ratio: int) -> int:
   return (int(int(width * ratio) * 2 / 3) + 7) // 8 * 8
 
 
-def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+def read(config: Mapping[str, object]) -> tuple[Mapping[str, Any], dict[str, Any]]:
   """Reads the config of a DINOv2, DINOv3, SigLIP or Swin model.
 
   Args:
@@ -96,7 +96,7 @@ def read(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
   return config, stated
 
 
-def _read_swin(config: Mapping[str, Any]) -> dict[str, Any]:
+def _read_swin(config: Mapping[str, object]) -> dict[str, Any]:
   """Returns the statements of a Swin config that its tensors do not determine."""
   for key, built in _SWIN.items():
     if config.get(key, built) != built:
@@ -104,7 +104,7 @@ def _read_swin(config: Mapping[str, Any]) -> dict[str, Any]:
   return {key: config[key] for key in ("image_size", "patch_size", "num_channels") if key in config}
 
 
-def _find_tower(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _find_tower(config: Mapping[str, object]) -> Mapping[str, Any]:
   """Returns the config of SigLIP's image tower, if the config describes both towers."""
   tower = config.get("vision_config")
   if config.get("model_type") != "siglip":

@@ -39,7 +39,7 @@ ROWS = (
 )
 
 
-def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe(tensors: Tensors, hints: Mapping[str, object]) -> Description:
   convolutions = [name for name in tensors if re.fullmatch(r"tokenizer\.conv_layers\.\d+\.0\.weight", name)]
   first = tensors["tokenizer.conv_layers.0.0.weight"].shape
   patches = "tokenizer.conv_layers.0.0.bias" in tensors

@@ -37,7 +37,7 @@ TIMM = (
 )
 
 
-def _describe_google(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe_google(tensors: Tensors, hints: Mapping[str, object]) -> Description:
   patch, _, channels, width = tensors["stem/kernel"].shape
   patches, token_hidden = tensors["MixerBlock_0/token_mixing/Dense_0/kernel"].shape
   hidden = tensors["MixerBlock_0/channel_mixing/Dense_0/kernel"].shape[1]
@@ -48,7 +48,7 @@ def _describe_google(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   )
 
 
-def _describe_timm(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe_timm(tensors: Tensors, hints: Mapping[str, object]) -> Description:
   width, channels, patch, _ = tensors["stem.proj.weight"].shape
   token_hidden, patches = tensors["blocks.0.mlp_tokens.fc1.weight"].shape
   hidden = tensors["blocks.0.mlp_channels.fc1.weight"].shape[0]

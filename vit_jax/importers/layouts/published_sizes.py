@@ -5,7 +5,7 @@ from typing import Any
 
 
 def find_nearest_size(
-  sizes: Mapping[Any, tuple[Any, ...]], values: tuple[Any, ...], names: tuple[str, ...]
+  sizes: Mapping[Any, tuple[object, ...]], values: tuple[Any, ...], names: tuple[str, ...]
 ) -> tuple[Any, dict[str, Any]]:
   """Returns the published size that equals the values, or else the nearest published size.
 

@@ -33,7 +33,7 @@ ROWS = (
 )
 
 
-def convert_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def convert_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   """Converts Microsoft's names to timm's names.
 
   In timm the merging layer belongs to the following stage, and the head has the name "head.fc".

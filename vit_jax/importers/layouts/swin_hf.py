@@ -54,7 +54,7 @@ def _recognises(tensors: Tensors) -> bool:
   return any(map(_TABLE.fullmatch, replace_words(tensors, _MEMORY)))
 
 
-def _convert_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   """Returns the tensors with the names of files, for a model with a head.
 
   The merging layer belongs to the following stage.
@@ -70,7 +70,7 @@ def _move_merging(tensors: Tensors, stage_of: Callable[[int], int]) -> dict[str,
   return {merging.sub(lambda match: str(stage_of(int(match[1]))), name): tensor for name, tensor in tensors.items()}
 
 
-def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe(tensors: Tensors, hints: Mapping[str, object]) -> Description:
   """Returns the model. The tensors are renamed to those of timm for `swin.describe_swin`."""
   seen = {"patch_embed.proj.weight": tensors[f"{_PATCHES}.weight"]}
   for match in filter(None, map(_TABLE.fullmatch, tensors)):

@@ -22,7 +22,7 @@ Sizes = tuple[int, int, int, int]  # in the order of `_SIZE`
 
 
 def add_token_rows(
-  tensors: Tensors, table: str, tokens: tuple[Any, ...], pixels: int, hints: Mapping[str, Any], usually: bool
+  tensors: Tensors, table: str, tokens: tuple[object, ...], pixels: int, hints: Mapping[str, object], usually: bool
 ) -> Tensors:
   """Returns tensors with a position table that has a row for each token before the patches.
 
@@ -42,7 +42,7 @@ def add_token_rows(
 
 
 def has_token_rows(
-  table: np.ndarray | Tensor, count: int, pixels: int, hints: Mapping[str, Any], usually: bool
+  table: np.ndarray | Tensor, count: int, pixels: int, hints: Mapping[str, object], usually: bool
 ) -> bool:
   """Returns true if a position table has a row for each token before the patches.
 
@@ -89,13 +89,13 @@ def add_leading_zeros(table: np.ndarray | Tensor, count: int) -> Tensor:
   return Tensor((1, tokens + count, width), table.dtype, read)
 
 
-def find_description(hints: Mapping[str, Any]) -> Description | None:
+def find_description(hints: Mapping[str, object]) -> Description | None:
   """Returns the description that this project stored next to the tensors, or None."""
   return Description.from_json(hints["description"]) if "description" in hints else None
 
 
 def find_position(
-  table: np.ndarray | Tensor | None, tokens: int, registers: int, patch: int, hints: Mapping[str, Any]
+  table: np.ndarray | Tensor | None, tokens: int, registers: int, patch: int, hints: Mapping[str, object]
 ) -> tuple[str, int]:
   """Returns the tokens that have a row in a position table of timm.
 
@@ -116,7 +116,7 @@ def find_position(
   return ("learned_all" if registers else "learned"), tokens + registers
 
 
-def find_stated_model(hints: Mapping[str, Any]) -> tuple[str, Published] | None:
+def find_stated_model(hints: Mapping[str, object]) -> tuple[str, Published] | None:
   """Returns the name of timm that a file states, and the published model of this name.
 
   hints["name"] is the name of the file or of its architecture. It may end with another image size. The sizes may
@@ -125,12 +125,12 @@ def find_stated_model(hints: Mapping[str, Any]) -> tuple[str, Published] | None:
   return next(((name, modern.NAMES[name]) for name in _match_file_name(hints)), None)
 
 
-def find_gelu(hints: Mapping[str, Any]) -> str:
+def find_gelu(hints: Mapping[str, object]) -> str:
   """Returns the form of GELU in timm: "erf", except for a few names."""
   return known[1].defaults["gelu"] if (known := find_stated_model(hints)) else "erf"
 
 
-def _match_file_name(hints: Mapping[str, Any]) -> list[str]:
+def _match_file_name(hints: Mapping[str, object]) -> list[str]:
   """Returns the published names that match the name of a file, the most likely first. The image size may differ."""
   name = str(hints.get("name", "")).removeprefix("timm/").partition(".")[0]
   bare = _remove_size(name)
@@ -157,7 +157,7 @@ def describe_vit(
   gelu: str | None = None,
   eps: float | None = None,
   position: str | None = None,
-  **rest: Any,
+  **rest: object,
 ) -> Description:
   """Returns the model of a file.
 
@@ -203,7 +203,7 @@ def describe_vit(
   )
 
 
-def _choose_shortest(plain: Choice, row: Sizes, patch: int, hints: Mapping[str, Any], others: bool) -> Choice:
+def _choose_shortest(plain: Choice, row: Sizes, patch: int, hints: Mapping[str, object], others: bool) -> Choice:
   """Returns the model under the name that the file states, or under the name that needs the fewest other arguments.
 
   Args:
@@ -315,7 +315,7 @@ def list_block_names(tensors: Tensors) -> set[str]:
   return {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
 
 
-def replace_words(tensors: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
+def replace_words(tensors: Mapping[str, object], words: Mapping[str, str]) -> dict[str, Any]:
   """Returns the tensors with parts of their names replaced.
 
   Args:
@@ -331,7 +331,7 @@ def invert_names(words: Mapping[str, str]) -> dict[str, str]:
   return {ours: theirs for theirs, ours in words.items()}
 
 
-def create_check(wanted: Mapping[str, Any], *kinds: Choice) -> Callable[[Description], bool]:
+def create_check(wanted: Mapping[str, object], *kinds: Choice) -> Callable[[Description], bool]:
   """Returns a function that checks the rotary positions and other settings of a model.
 
   Args:

@@ -35,7 +35,7 @@ def _map_names(words: Mapping[str, str], description: Description) -> dict[str, 
 _DINOV2 = {"register_tokens": "reg_token", "mlp.w12": "mlp.fc1", "mlp.w3": "mlp.fc2"}
 
 
-def _convert_dinov2_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_dinov2_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   """Converts the names of DINOv2. Training code stores blocks in chunks, as blocks.CHUNK.NUMBER with global numbers."""
   return replace_words(
     {re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): t for name, t in tensors.items()}, _DINOV2
@@ -68,7 +68,7 @@ _DINOV3 = {
 }
 
 
-def _convert_dinov3_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_dinov3_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   """Converts the tensors of DINOv3. A mask next to the bias of query, key and value removes the bias of keys."""
   result = {}
   for name, tensor in replace_words(tensors, _DINOV3).items():
@@ -83,7 +83,7 @@ def _convert_dinov3_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors
   return result
 
 
-def _mask_bias(name: str, bias: Any, mask: Any) -> Tensor:
+def _mask_bias(name: str, bias: Any, mask: object) -> Tensor:
   """Returns the bias after masking. Keys must have no bias."""
 
   def read() -> np.ndarray:

@@ -225,7 +225,7 @@ def _is_eva(tensors: Tensors, hints: Mapping[str, Any]) -> Any:
   )
 
 
-def _is_centred(tensors: Tensors, hints: Mapping[str, Any]) -> bool:
+def _is_centred(tensors: Tensors, hints: Mapping[str, object]) -> bool:
   return (rotary := _find_rotary(tensors, hints)) is not None and rotary.name == "dinov3"
 
 

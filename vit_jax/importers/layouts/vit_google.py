@@ -111,14 +111,14 @@ _PUBLISHED = {"norm1": 0, "attention": 1, "norm2": 2, "mlp": 3}  # a single coun
 _PER_CLASS = {"norm1": 0, "attention": 0, "norm2": 1, "mlp": 0}
 
 
-def _convert_vit_jax_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_vit_jax_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   rename = _create_renumbering(_PUBLISHED)
   result = {rename(name): tensor for name, tensor in _inline_pooling(_unstack_layers(tensors)).items()}
   result = {_TABLE if name == "Transformer/pos_embedding" else name: tensor for name, tensor in result.items()}
   return add_token_rows(result, _TABLE, ("cls",), _find_pixels(result), hints, usually=True)
 
 
-def _convert_big_vision_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_big_vision_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   rename = _create_renumbering(_PER_CLASS)
   result = {rename(name): tensor for name, tensor in _inline_pooling(_unstack_layers(tensors)).items()}
   return add_token_rows(result, "pos_embedding", ("cls",), _find_pixels(result), hints, usually=False)
@@ -166,7 +166,7 @@ def _finish_big_vision(arrays: dict[str, Any], description: Description) -> dict
 # Contents of a file.
 
 
-def _describe_flax(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe_flax(tensors: Tensors, hints: Mapping[str, object]) -> Description:
   block = r"Transformer/encoderblock_(\d+)/"
   query = next(t for name, t in tensors.items() if re.fullmatch(block + r"[^/]+/query/kernel", name))
   hidden = next(t for name, t in tensors.items() if re.fullmatch(block + r"MlpBlock_\d/Dense_0/kernel", name))

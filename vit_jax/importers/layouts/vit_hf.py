@@ -62,7 +62,7 @@ def _rename_tensors(top: str, tensors: Tensors) -> Tensors:
   return replace_words({f"{top}.{name}" if bare else name: tensor for name, tensor in tensors.items()}, _MEMORY)
 
 
-def _convert_hf_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_hf_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   return fold_table(
     _rename_tensors("vit", tensors), "vit.embeddings.cls_token", "vit.embeddings.position_embeddings", hints
   )
@@ -87,7 +87,7 @@ def _describe(top: str, tensors: Tensors, hints: Mapping[str, Any], leading: int
   )
 
 
-def _describe_deit(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe_deit(tensors: Tensors, hints: Mapping[str, object]) -> Description:
   if "cls_classifier.bias" in tensors:
     classes = {**tensors, "classifier.bias": tensors["cls_classifier.bias"]}
     return _describe("deit", classes, hints, leading=2)

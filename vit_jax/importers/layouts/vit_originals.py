@@ -44,7 +44,7 @@ def _create_eva02_conversion(words: Mapping[str, str]) -> Callable[[Tensors, Map
   and the norm applies to this mean.
   """
 
-  def canonical(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+  def canonical(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
     masked = {"mask_token", "lm_head.weight"} & tensors.keys()
     last = {f"norm.{word}": f"fc_norm.{word}" for word in ("weight", "bias")} if masked else {}
     return replace_words({last.get(name, name): tensor for name, tensor in tensors.items()}, words)
@@ -55,7 +55,7 @@ def _create_eva02_conversion(words: Mapping[str, str]) -> Callable[[Tensors, Map
 # rope-vit.
 
 
-def _convert_rope_vit_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_rope_vit_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   """Converts the tensors of rope-vit, which has all frequencies in one tensor (2, L, H K / 2)."""
   whole = tensors["freqs"]
   width = tensors["patch_embed.proj.weight"].shape[0]
@@ -82,11 +82,11 @@ def _matches_deit3(tensors: Tensors) -> bool:
   return own and "pos_embed" in tensors and not {"freqs", "rope.freqs", "reg_token"} & tensors.keys()
 
 
-def _is_deit3(tensors: Tensors, hints: Mapping[str, Any]) -> bool:
+def _is_deit3(tensors: Tensors, hints: Mapping[str, object]) -> bool:
   return "rope" not in str(hints.get("name", "")) and "turning" not in hints
 
 
-def _find_deit3_doubts(tensors: Tensors, hints: Mapping[str, Any]) -> list[str]:
+def _find_deit3_doubts(tensors: Tensors, hints: Mapping[str, object]) -> list[str]:
   if "deit" in str(hints.get("name", "")):
     return []
   text = "read as DeiT III; rope-vit with fixed frequencies and a table has the same tensors"

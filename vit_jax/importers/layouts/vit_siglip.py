@@ -45,7 +45,7 @@ SIGLIP_ROWS = (
 )
 
 
-def _convert_siglip_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_siglip_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   bare = any(name.startswith("embeddings.") for name in tensors)
   if bare:
     tensors = {f"vision_model.{name}": tensor for name, tensor in tensors.items()}

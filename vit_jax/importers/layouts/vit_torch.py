@@ -149,7 +149,7 @@ def restore_table(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   return add_token_rows(_fold_registers(tensors, patch, hints), "pos_embed", _TOKENS, patch, hints, usually=True)
 
 
-def _fold_registers(tensors: Tensors, patch: int, hints: Mapping[str, Any]) -> Tensors:
+def _fold_registers(tensors: Tensors, patch: int, hints: Mapping[str, object]) -> Tensors:
   """Returns the tensors without rows for registers in the position table. The rows are added to the registers."""
   if "reg_token" not in tensors or "pos_embed" not in tensors:
     return tensors
@@ -174,11 +174,11 @@ def _fold_registers(tensors: Tensors, patch: int, hints: Mapping[str, Any]) -> T
 
 def describe_timm(
   tensors: Tensors,
-  hints: Mapping[str, Any],
+  hints: Mapping[str, object],
   rotary: Choice | None = None,
   order: str | None = None,
   rows: tuple[str, int] | None = None,
-  **rest: Any,
+  **rest: object,
 ) -> Description:
   """Returns the model of tensors with the names of timm, or with the names in the rows of another layout.
 

@@ -120,7 +120,7 @@ def _remove_prefix(tensors: Tensors) -> Tensors:
   return tensors
 
 
-def _convert_dinov2_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_dinov2_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   if any(name.startswith("classifier.") for name in tensors):
     raise ConfigError(
       "a classifier of DINOv2 reads class token and mean of the patches, side by side, which no head here supports. "
@@ -142,7 +142,7 @@ def _join_gates(tensors: Tensors) -> Tensors:
   return result
 
 
-def _convert_dinov3_names(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _convert_dinov3_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   return _remove_empty_registers(
     {re.sub(r"^model\.layer\.", "layer.", name): tensor for name, tensor in tensors.items()}
   )
@@ -155,7 +155,7 @@ def _remove_empty_registers(tensors: Tensors) -> Tensors:
   return {key: tensor for key, tensor in tensors.items() if key != name} if empty else tensors
 
 
-def fold_table(tensors: Tensors, token: str, table: str, hints: Mapping[str, Any]) -> Tensors:
+def fold_table(tensors: Tensors, token: str, table: str, hints: Mapping[str, object]) -> Tensors:
   """Returns the tensors with the position table of the model that this project described next to them.
 
   If the table of the described model has no row for the class token, the row of the file is added to the token.

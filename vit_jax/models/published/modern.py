@@ -28,7 +28,7 @@ _EVA02_ALONE = Choice("none", {"rotary": EVA02})
 
 
 def _vit(
-  row: tuple[int, int, int, int], patch: int, image_size: int, classes: int = 1000, **defaults: Any
+  row: tuple[int, int, int, int], patch: int, image_size: int, classes: int = 1000, **defaults: object
 ) -> Published:
   defaults = {"gelu": "erf", "resampling": "bicubic_antialiased"} | defaults
   return published("vit:vit", row, patch, image_size=image_size, classes=classes, **defaults)
