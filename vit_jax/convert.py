@@ -35,6 +35,7 @@ from vit_jax.config import extensions
 from vit_jax.importers import layout
 from vit_jax.importers.formats import containers, content
 from vit_jax.importers.formats.lazy_tensors import Tensors
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import hf_configs, preprocessing
 from vit_jax.inference import exported, stored
 from vit_jax.models import Description, flops
@@ -78,8 +79,13 @@ def main(words: Sequence[str] | None = None) -> None:
     raise ConfigError(f"--heads: {arguments.heads}. Allowed: a whole number from 1 to {2**15 - 1}")
   if len(paths) != (1 if arguments.inspect else 2):
     raise ConfigError(f"{format_amount(len(paths), 'path')}. Write `IN OUT`, or `--inspect FILE`")
-  keys = ("heads", "image_size", "resampling")
-  hints = {key: value for key in keys if (value := getattr(arguments, key)) is not None}
+  hints: Hints = {}
+  if arguments.heads is not None:
+    hints["heads"] = arguments.heads
+  if arguments.image_size is not None:
+    hints["image_size"] = arguments.image_size
+  if arguments.resampling is not None:
+    hints["resampling"] = arguments.resampling
   if arguments.inspect:
     print(inspect(paths[0], hints, arguments.ema, arguments.prefix))
   else:
@@ -100,7 +106,7 @@ def convert(
   source: pathlib.Path,
   target: pathlib.Path,
   name: str | None,
-  hints: Mapping[str, object],
+  hints: Hints,
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> str:
@@ -144,7 +150,7 @@ def _write(
   source: pathlib.Path,
   target: pathlib.Path,
   name: str | None,
-  hints: Mapping[str, object],
+  hints: Hints,
   ema: bool | None,
   prefix: str | None,
 ) -> str:
@@ -260,7 +266,7 @@ def join_names(documents: Iterable[pathlib.Path]) -> str:
 def export_program(
   source: pathlib.Path,
   target: pathlib.Path,
-  hints: Mapping[str, object],
+  hints: Hints,
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> str:
@@ -321,7 +327,7 @@ def list_underivable(tensors: Tensors, description: models.Description, name: st
   ]
 
 
-def check_hints(description: models.Description, hints: Mapping[str, Any]) -> None:
+def check_hints(description: models.Description, hints: Hints) -> None:
   """Checks the hints against the weights.
 
   Args:
@@ -337,7 +343,7 @@ def check_hints(description: models.Description, hints: Mapping[str, Any]) -> No
     if _as_pair(facts[key]) != _as_pair(value):
       flag = f"--{key.replace('_', '-')}"
       known = "no packed heads" if facts[key] is None else f"{key}={facts[key]}"
-      shown = value if isinstance(value, int | str) else ",".join(map(str, value))
+      shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
       raise ConfigError(f"{flag}={shown}: the weights are of {description}, which has {known}. Leave {flag} out")
 
 
@@ -367,7 +373,7 @@ def choose_layout(description: models.Description, suffix: str) -> layout.Layout
   return known[next((name for name in PREFERRED[suffix] if name in known), next(iter(known)))]
 
 
-def inspect(path: pathlib.Path, hints: Mapping[str, object], ema: bool | None = None, prefix: str | None = None) -> str:
+def inspect(path: pathlib.Path, hints: Hints, ema: bool | None = None, prefix: str | None = None) -> str:
   """Describes a weight file as a table for the screen.
 
   The table contains layout, family, model, sizes, head, resolution, classes, number of parameters, and flags for a

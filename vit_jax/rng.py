@@ -6,8 +6,6 @@ import zlib
 import jax
 import numpy as np
 
-from vit_jax.shapes import Count
-
 # Specified explicitly, so that JAX_DEFAULT_PRNG_IMPL changes no draw. The value is JAX's default.
 _IMPLEMENTATION = "threefry2x32"
 
@@ -22,12 +20,12 @@ def fix_settings() -> None:
     jax.config.update("jax_threefry_partitionable", True)
 
 
-def make_key(seed: Count) -> jax.Array:
+def make_key(seed: int | jax.Array | np.ndarray) -> jax.Array:
   """Returns the key of a seed. All keys of the package are made here or are derived from these keys."""
   return jax.random.key(seed, impl=_IMPLEMENTATION)
 
 
-def derive_key(seed: Count, step: Count, name: str) -> jax.Array:
+def derive_key(seed: int | jax.Array | np.ndarray, step: int | jax.Array | np.ndarray, name: str) -> jax.Array:
   """Returns the key of a named stream at a step.
 
   Args:

@@ -17,6 +17,7 @@ from einops import rearrange
 from vit_jax import models
 from vit_jax.importers import unused
 from vit_jax.importers.formats.lazy_tensors import Tensor, Tensors
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.position_tables import TABLE, convert_position
 from vit_jax.models import Description, finite, positions
 from vit_jax.models.positions import Resampling
@@ -82,9 +83,9 @@ class Layout(NamedTuple):
   family: str
   rows: tuple[TensorRow, ...]
   recognises: Callable[[Tensors], bool]
-  describe: Callable[[Tensors, Mapping[str, Any]], Description]
-  canonical: Callable[[Tensors, Mapping[str, Any]], Tensors] = lambda tensors, hints: tensors
-  finish: Callable[[dict[str, Any], Description], dict[str, Any]] = lambda tensors, description: tensors
+  describe: Callable[[Tensors, Hints], Description]
+  canonical: Callable[[Tensors, Hints], Tensors] = lambda tensors, hints: tensors
+  finish: Callable[[Tensors, Description], Tensors] = lambda tensors, description: tensors
   stores_tables: bool = True
   create_config: Callable[[Description], dict[str, Any]] | None = None
   computes: Mapping[str, Any] = {}
@@ -92,8 +93,8 @@ class Layout(NamedTuple):
   untaken: str = r"(?!)"
   unneeded: Callable[[Tensors], Mapping[str, Sequence[str]]] = lambda tensors: {}
   holds: Callable[[Description], bool] = lambda description: True
-  fits: Callable[[Tensors, Mapping[str, Any]], bool] = lambda tensors, hints: True
-  doubts: Callable[[Tensors, Mapping[str, Any]], list[str]] = lambda tensors, hints: []
+  fits: Callable[[Tensors, Hints], bool] = lambda tensors, hints: True
+  doubts: Callable[[Tensors, Hints], list[str]] = lambda tensors, hints: []
   resampling: Resampling | None = None
   position: str | None = None
 
@@ -297,7 +298,7 @@ def match_tensors(layout: Layout, tensors: Tensors, description: Description) ->
   return list(expected.values())
 
 
-def describe_ignored(layout: Layout, tensors: Tensors, hints: Mapping[str, object]) -> list[str]:
+def describe_ignored(layout: Layout, tensors: Tensors, hints: Hints) -> list[str]:
   """Returns notes about ignored tensors, and about other models to which the tensors may belong.
 
   Args:

@@ -4,17 +4,22 @@ A table has rows for the tokens in front of the patches, or rows for the patches
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from vit_jax.importers.formats.lazy_tensors import Tensors
+from vit_jax.importers.formats.lazy_tensors import Tensor
+from vit_jax.importers.hints import Hints
 from vit_jax.models import Description
 
 TABLE = "position/table"
 
+Stored = TypeVar("Stored", bound=np.ndarray | Tensor)
 
-def convert_position(arrays: Tensors, description: Description, position: str | None) -> tuple[Tensors, Description]:
+
+def convert_position(
+  arrays: Mapping[str, Stored], description: Description, position: str | None
+) -> tuple[Mapping[str, Stored | np.ndarray], Description]:
   """Returns a model with its position table in another form, without changing its outputs.
 
   The form "learned" has rows for class token, distillation token and patches. The form "learned_patches" has rows for
@@ -33,11 +38,12 @@ def convert_position(arrays: Tensors, description: Description, position: str | 
   if changed == description or TABLE not in arrays:
     return arrays, description
   tokens = [token for token in description.published.order.positioned if token in arrays]
-  table = arrays[TABLE]
+  table = np.asarray(arrays[TABLE])
   if position == "learned":
     return {**arrays, TABLE: np.pad(table, ((len(tokens), 0), (0, 0)))}, changed
   folded = {
-    token: arrays[token] + row if np.any(row) else arrays[token] for token, row in zip(tokens, table, strict=False)
+    token: np.asarray(arrays[token]) + row if np.any(row) else arrays[token]
+    for token, row in zip(tokens, table, strict=False)
   }
   return {**arrays, **folded, TABLE: table[len(tokens) :]}, changed
 
@@ -55,9 +61,7 @@ def replace_position(description: Description, position: str | None) -> Descript
   return description.change({"position": position})
 
 
-def add_resampling(
-  description: Description, candidate: Any, hints: Mapping[str, object], header: Description | None
-) -> Description:
+def add_resampling(description: Description, candidate: Any, hints: Hints, header: Description | None) -> Description:
   """Returns a description with the publisher's rule for resampling position tables.
 
   Args:

@@ -73,7 +73,7 @@ def find_task_tensors(tensors: Tensors, root: str) -> dict[str, TaskTensor]:
   return result
 
 
-def _find_head(tensors: Mapping[str, tuple[str, Tensor]], path: str) -> dict[str, TaskTensor]:
+def _find_head(tensors: Mapping[str, tuple[str, np.ndarray | Tensor]], path: str) -> dict[str, TaskTensor]:
   """Returns the parameters of a head by path, or {} if the tensors are not those of a known head.
 
   Args:
@@ -101,13 +101,13 @@ def _flatten(array: np.ndarray) -> np.ndarray:
   return array.reshape(-1)
 
 
-def _convert(name: str, tensor: Tensor, change: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+def _convert(name: str, tensor: np.ndarray | Tensor, change: Callable[[np.ndarray], np.ndarray]) -> Tensor:
   """Returns a tensor that is converted to float32 and changed when its values are used."""
   shape = change(np.broadcast_to(np.float32(0), tensor.shape)).shape
   return Tensor(shape, np.dtype(np.float32), lambda: change(layout.convert_to_float32(name, tensor)))
 
 
-def read_task_tensors(tensors: Mapping[str, np.ndarray | Tensor]) -> dict[str, np.ndarray]:
+def read_task_tensors(tensors: Tensors) -> dict[str, np.ndarray]:
   """Reads parameters of a task.
 
   A head for patches that only repeats the last layer of the head for images is left out. iBOT stores a shared head

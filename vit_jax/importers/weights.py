@@ -16,6 +16,7 @@ from vit_jax.config import extensions
 from vit_jax.importers import class_order, layout, position_tables, row_names, subtrees, surgery, task_parameters
 from vit_jax.importers.formats import containers
 from vit_jax.importers.formats.lazy_tensors import Tensor
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import contradictions, metadata
 from vit_jax.importers.hub.preprocessing import ImageMetadata
 from vit_jax.importers.known import export_tensors as export_tensors
@@ -68,7 +69,7 @@ class RecognisedModel(NamedTuple):
 
 
 def recognise(
-  tensors: Tensors, hints: Mapping[str, Any] | None = None, ema: bool | None = None, prefix: str | None = None
+  tensors: Tensors, hints: Hints | None = None, ema: bool | None = None, prefix: str | None = None
 ) -> RecognisedModel:
   """Determines the layout and the model of a set of tensors.
 
@@ -88,9 +89,9 @@ def recognise(
   Raises:
     ConfigError: if the tensors do not belong to a known model.
   """
-  hints = dict(hints or {})
-  if isinstance(hints.get("image_size"), list):
-    hints["image_size"] = tuple(hints["image_size"])
+  hints = {**hints} if hints else {}
+  if isinstance(size := hints.get("image_size"), list):
+    hints["image_size"] = tuple(size)
   header = Description.from_json(hints["description"]) if "description" in hints else None
   if header:
     hints["image_size"] = header.image_size
@@ -146,7 +147,7 @@ def _read_stored(header: Any, candidate: Layout, named: Any) -> Description:
 
 def load(
   path: str | pathlib.Path,
-  hints: Mapping[str, Any] | None = None,
+  hints: Hints | None = None,
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> tuple[Description, dict[str, np.ndarray]]:
@@ -195,10 +196,10 @@ class Weights(NamedTuple):
 
 def read(
   path: str | pathlib.Path,
-  hints: Mapping[str, object] | None = None,
+  hints: Hints | None = None,
   ema: bool | None = None,
   prefix: str | None = None,
-  likely: Mapping[str, object] | None = None,
+  likely: Hints | None = None,
 ) -> Weights:
   """Reads the same weights as `load`, and also returns notes and class names.
 
@@ -344,7 +345,7 @@ def load_fitted(
   shapes = layout.compute_shapes(target)
   # Tensors do not determine the number of heads. If the widths are equal, the number of the wanted model is most
   # likely.
-  likely: dict[str, object] = {} if isinstance(target.image_size, int) else {"image_size": target.image_size}
+  likely: Hints = {} if isinstance(target.image_size, int) else {"image_size": target.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     likely |= {"width": query[0], "heads": query[1]}
   source, arrays, known, names, task = read(path, None, ema, prefix, likely)
@@ -359,8 +360,8 @@ def load_fitted(
 
 def inspect(
   path: str | pathlib.Path,
-  hints: Mapping[str, object] | None = None,
-  likely: Mapping[str, object] | None = None,
+  hints: Hints | None = None,
+  likely: Hints | None = None,
   ema: bool | None = None,
   prefix: str | None = None,
 ) -> RecognisedModel:
@@ -383,9 +384,11 @@ def inspect(
     print(recognised.layout.name, recognised.description)
   """
   tensors, found = containers.read(paths.resolve_path(path))
-  known = found | dict(hints or {})
-  guessed = {key: value for key, value in (likely or {}).items() if key != "width" or "heads" not in known}
+  known: Hints = {**found, **(hints or {})}
+  guessed: Hints = {**(likely or {})}
+  if "heads" in known:
+    guessed.pop("width", None)
   try:
-    return recognise(tensors, guessed | known, ema, prefix)
+    return recognise(tensors, {**guessed, **known}, ema, prefix)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error

@@ -67,7 +67,7 @@ def predict_files(
   grid = sharding.make_mesh(config.Mesh(), devices)
   model = models.functional(use.description).on(grid)
   shardings = sharding.find_parameter_shardings(models.find_sharding(use.description.model.name), model.shapes(), grid)
-  arrays = surgery.stack(use.arrays, tuple(shardings))
+  arrays = surgery.stack({name: np.asarray(array) for name, array in use.arrays.items()}, tuple(shardings))
   params = {path: sharding.place_array(arrays[path], target) for path, target in shardings.items()}
   says_of = make_predict_function(model, use.data, use.loss, features)
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax import export
 
 from vit_jax import models, schema
+from vit_jax.importers.formats.lazy_tensors import count_bytes
 from vit_jax.inference import graph, operators
 from vit_jax.inference.stored import StoredWeights
 from vit_jax.schema import ConfigError, extras
@@ -110,7 +111,7 @@ def _run_stablehlo(data: bytes) -> Logits:
 def _convert_to_onnx(use: StoredWeights) -> tuple[Logits, bytes]:
   """Returns (the model in float32, its graph as bytes). All ONNX runtimes support float32."""
   onnx, _ = _import_onnx()
-  if (weights := sum(array.nbytes for array in use.arrays.values())) > LARGEST:
+  if (weights := count_bytes(use.arrays)) > LARGEST:
     raise ConfigError(
       f"{weights:,} bytes of weights are too many for an .onnx file. Allowed: {LARGEST:,}. Write OUT.stablehlo instead"
     )

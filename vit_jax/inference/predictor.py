@@ -218,12 +218,14 @@ def read(
 ) -> Predictor:
   """Reads a model like `load`, for a command. Messages name the options of the command (see `options.use_form`).
 
-  The arguments are those of `load`.
+  Args:
+    path, ema, image_size, prefix: see `load`.
   """
   extensions.import_installed()
   use = stored.load(path, ema, image_size, prefix=prefix)
   paths = models.functional(use.description).shapes()
-  params = {name: jnp.asarray(array) for name, array in surgery.stack(use.arrays, tuple(paths)).items()}
+  stored_arrays = {name: np.asarray(array) for name, array in use.arrays.items()}
+  params = {name: jnp.asarray(array) for name, array in surgery.stack(stored_arrays, tuple(paths)).items()}
   return Predictor(use.description, use.classes, params, use.data, use.loss, tuple(use.notes))
 
 

@@ -13,6 +13,7 @@ from vit_jax.data import augment, loader, stream
 from vit_jax.data.bound_data import EvalData
 from vit_jax.importers import normalisation, surgery
 from vit_jax.importers.formats.lazy_tensors import Tensors
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import preprocessing
 from vit_jax.importers.hub.preprocessing import ImageMetadata
 from vit_jax.models import Description
@@ -51,7 +52,7 @@ def load(
   path: str | pathlib.Path,
   ema: bool | None = None,
   image_size: int | None = None,
-  hints: Mapping[str, object] | None = None,
+  hints: Hints | None = None,
   prefix: str | None = None,
 ) -> StoredWeights:
   """Reads the weights of a workdir or of any file that `importers.load` reads.
@@ -103,7 +104,7 @@ def load(
 def read(
   path: str | pathlib.Path,
   ema: bool | None = None,
-  hints: Mapping[str, object] | None = None,
+  hints: Hints | None = None,
   prefix: str | None = None,
 ) -> StoredWeights:
   """Reads weights like `load`, for images of any shape and size.

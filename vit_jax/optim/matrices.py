@@ -10,7 +10,6 @@ import optax
 from optax import contrib
 
 from vit_jax import trees
-from vit_jax.parallel import sharding
 from vit_jax.schema import ConfigError, Count, Momentum, Positive
 from vit_jax.shapes import Array, Float, Tensor
 
@@ -103,7 +102,7 @@ def _orthogonalise(iterations: int, dtype: str) -> optax.GradientTransformationE
     state: optax.OptState,
     params: Params | None = None,
     *,
-    shard_rows: sharding.ShardRows = _apply_unsharded,
+    shard_rows: Callable[[Callable[..., jax.Array], Sequence[jax.Array]], jax.Array] = _apply_unsharded,
     **_: object,
   ) -> tuple[Params, optax.OptState]:
     kernels: dict[str, jax.Array] = {}

@@ -55,7 +55,9 @@ def test_description_omits_values_that_the_name_implies():
   common = {"table": table, "classes": bias, "hints": {}, "leading": 1}
   described = vit.describe_vit((16, 16, 3, 384), (384, 12, 6, 1536), **common)
   assert described == Description(Choice("ViT-S/16", {}), 224, 1000, 3)
-  other = vit.describe_vit((16, 16, 3, 384), (384, 11, 6, 1536), **common, registers=4, gelu="erf", layer_scale=None)
+  other = vit.describe_vit(
+    (16, 16, 3, 384), (384, 11, 6, 1536), **common, gelu="erf", settings={"registers": 4, "layer_scale": None}
+  )
   assert other.model == Choice("ViT-S/16", {"gelu": "erf", "registers": 4, "depth": 11})
 
 

@@ -26,6 +26,7 @@ from vit_jax.importers.formats.lazy_tensors import (
   count_bytes,
   guard_read,
 )
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import metadata
 from vit_jax.schema import ConfigError, format_amount, show
 from vit_jax.schema.errors import format_names
@@ -40,7 +41,7 @@ _PART = re.compile(r".+-\d{5}-of-(\d{5})\.\w+")
 HEADER = 2**14  # maximum bytes of a header. A longer header is rejected before NumPy allocates memory for it.
 
 
-def read(path: pathlib.Path) -> tuple[Tensors, dict[str, Any]]:
+def read(path: pathlib.Path) -> tuple[Tensors, Hints]:
   """Reads a weight file without the values of its tensors.
 
   Args:
@@ -118,17 +119,19 @@ def _may_be_weights(path: pathlib.Path) -> bool:
   return bool(content.find_suffix(path)) and path.is_file()
 
 
-def _read_local(path: pathlib.Path) -> Any:
+def _read_local(path: pathlib.Path) -> tuple[Tensors, Hints]:
   """Reads a local file. See `read`."""
   notes: list[str] = []
+  tensors: Tensors
+  about: Hints = {}
   with convert_read_errors(path):
     match content.detect_format(path):
       case ".npz":
-        tensors, about = _read_npz(path), {}
+        tensors = _read_npz(path)
       case ".safetensors":
         tensors, about = safetensors_files.read(path)
       case _:
-        (tensors, notes), about = torch_files.read(path), {}
+        tensors, notes = torch_files.read(path)
     check_size(path, count_bytes(tensors))
   if not tensors:
     raise ConfigError(f"{path}: contains no tensors")
@@ -136,7 +139,7 @@ def _read_local(path: pathlib.Path) -> Any:
   return tensors, {**hints, **about, "notes": [*notes, *hints.get("notes", [])]}
 
 
-def _read_npz(path: pathlib.Path) -> Any:
+def _read_npz(path: pathlib.Path) -> Tensors:
   result = {}
   try:
     archive = zipfile.ZipFile(path)
@@ -187,6 +190,7 @@ def write(
   with files.atomic_write(path, before) as partial:
     if path.suffix.lower() == ".npz":
       with partial.open("wb") as file:
-        np.savez(file, **tensors)
+        arrays: dict[str, Any] = dict(tensors)  # savez also has a keyword that is no array
+        np.savez(file, **arrays)
     else:
       safetensors_files.write(partial, tensors, {"format": "pt", "vit_jax": json.dumps(about)})

@@ -37,7 +37,7 @@ class Tensor:
     return np.asarray(self)[key]
 
 
-Tensors = Mapping[str, Any]  # name -> np.ndarray or Tensor
+Tensors = Mapping[str, np.ndarray | Tensor]  # by name
 
 
 def join_tensors(parts: Sequence[Any]) -> Tensor:

@@ -6,7 +6,6 @@ import math
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,12 +19,13 @@ from vit_jax.importers.formats.lazy_tensors import (
   count_bytes,
   guard_read,
 )
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import metadata
 from vit_jax.schema import ConfigError, format_amount, show
 from vit_jax.storage import files
 
 
-def read(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: pathlib.Path) -> tuple[dict[str, Tensor], Hints]:
   """Reads a .safetensors file without the values of its tensors.
 
   Args:
@@ -102,7 +102,7 @@ def _read_end(entry: object) -> int:
   return offsets[1] if isinstance(offsets, list) and len(offsets) == 2 and type(offsets[1]) is int else 0
 
 
-def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_sharded(index: pathlib.Path) -> tuple[dict[str, Tensor], Hints]:
   """Reads a model that is split into several files.
 
   Args:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.importers import layout
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import timm_names, transformers_config
 from vit_jax.importers.layout import Layout
 from vit_jax.models import Description
@@ -19,7 +20,7 @@ _TYPES = {
 _ANY = "timm_wrapper"  # Transformers' wrapper of timm models, for any family
 
 
-def check(description: Description, hints: Mapping[str, Any], chosen: Layout) -> list[str]:
+def check(description: Description, hints: Hints, chosen: Layout) -> list[str]:
   """Compares the statements of files next to weights with the model.
 
   Args:
@@ -66,7 +67,7 @@ def _create_error(description: Description, key: str, value: object, fact: objec
   )
 
 
-def _check_names(description: Description, hints: Mapping[str, Any], chosen: Any) -> None:
+def _check_names(description: Description, hints: Hints, chosen: Any) -> None:
   """Raises ConfigError if an architecture or a model_type belongs to other models."""
   family = description.published.family
   if (kind := hints.get("model_type")) is not None:

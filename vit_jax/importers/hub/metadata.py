@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import preprocessing, preprocessor, timm_arguments, timm_names, transformers_config
 from vit_jax.importers.hub.preprocessing import ImageMetadata
 from vit_jax.schema import ConfigError, show, suggest_nearest, texts
@@ -49,7 +50,7 @@ _DEFAULT_NAME = re.compile(r"LABEL_\d+")  # Transformers' name of a class withou
 _NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # the default of a config
 
 
-def merge_image_metadata(hints: Mapping[str, Any]) -> ImageMetadata:
+def merge_image_metadata(hints: Hints) -> ImageMetadata:
   """Returns the metadata of images and classes that hints contain.
 
   The crop, its size and the loss in the weight file have priority, because they are exact. The class names, mean and
@@ -64,7 +65,7 @@ def merge_image_metadata(hints: Mapping[str, Any]) -> ImageMetadata:
   return ImageMetadata(normalised, exact.crop, exact.size, sidecar.labels or inside.labels, inside.loss or sidecar.loss)
 
 
-def read_hints(weights: pathlib.Path) -> dict[str, Any]:
+def read_hints(weights: pathlib.Path) -> Hints:
   """Reads the JSON files next to a weight file.
 
   Args:
@@ -107,30 +108,40 @@ def read_hints(weights: pathlib.Path) -> dict[str, Any]:
     if crop is None:
       crop, size = prepared_as.image_metadata.crop, prepared_as.image_metadata.size
     normed = next((arguments[key] for key in ("fc_norm", "use_fc_norm") if key in arguments), None)
-  words = {"heads": "heads", "eps": "norm_eps", "gelu": "gelu", "image_size": "image_size"}
-  words |= {"norm_order": "norm_order", "rotary": "turning"}
-  read = {hint: stated[key] for key, hint in words.items() if key in stated} | (
-    {} if normed is None else {"fc_norm": normed}
-  )
-  if built_for is not None:
-    read["input_size"] = built_for  # a table of positions, if there is one, has priority
-  if "heads" in derived:  # valid for this width only
-    read |= {"heads": sizes["heads"], "width": sizes["width"]}
-  read |= {
+  hints: Hints = {
+    "name": config.get("architecture") or stem,
+    "stated": stated,
     "derived": derived,
     "notes": [*_describe_alike(labels), *prepared_as.notes],
     "prepared_side": prepared_as.side,
-  }
-  read |= {key: config[key] for key in ("architecture", "model_type") if config.get(key) is not None}
-  return {
-    "name": config.get("architecture") or stem,
-    **read,
-    "stated": stated,
     "sidecar": ImageMetadata(images, crop, size, labels, loss),
   }
+  if "heads" in stated:
+    hints["heads"] = stated["heads"]
+  if "eps" in stated:
+    hints["norm_eps"] = stated["eps"]
+  if "gelu" in stated:
+    hints["gelu"] = stated["gelu"]
+  if "image_size" in stated:
+    hints["image_size"] = stated["image_size"]
+  if "norm_order" in stated:
+    hints["norm_order"] = stated["norm_order"]
+  if "rotary" in stated:
+    hints["turning"] = stated["rotary"]
+  if normed is not None:
+    hints["fc_norm"] = normed
+  if built_for is not None:
+    hints["input_size"] = built_for  # a table of positions, if there is one, has priority
+  if "heads" in derived:  # valid for this width only
+    hints |= {"heads": sizes["heads"], "width": sizes["width"]}
+  if config.get("architecture") is not None:
+    hints["architecture"] = config["architecture"]
+  if config.get("model_type") is not None:
+    hints["model_type"] = config["model_type"]
+  return hints
 
 
-def parse_own_hints(values: object) -> dict[str, Any]:
+def parse_own_hints(values: object) -> Hints:
   """Returns the hints of the JSON values that this project writes: the description of the model and image metadata.
 
   Args:
@@ -141,10 +152,13 @@ def parse_own_hints(values: object) -> dict[str, Any]:
   """
   if not isinstance(values, Mapping):
     raise ConfigError(f"{show(values)} does not describe a model. Allowed: an object of names and values")
-  return {"description": values} | ({"use": preprocessing.from_json(values["use"])} if "use" in values else {})
+  hints: Hints = {"description": values}
+  if "use" in values:
+    hints["use"] = preprocessing.from_json(values["use"])
+  return hints
 
 
-def _read_own_hints(file: pathlib.Path) -> dict[str, Any]:
+def _read_own_hints(file: pathlib.Path) -> Hints:
   """Returns the hints of a JSON file that `convert` wrote next to an .npz, or {} for a JSON object without our header.
 
   Raises ConfigError for any other content: a damaged file may have contained the normalisation and the class names.

@@ -1,10 +1,9 @@
 """Layouts of BiT: the names of big_vision, and those of the first published files, BiT-*.npz."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from vit_jax.importers.formats.lazy_tensors import Tensors
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, TensorRow, flax_linear
 from vit_jax.importers.layouts import published_sizes
 from vit_jax.models import Description
@@ -61,7 +60,7 @@ def _remove_numbers(tensors: Tensors) -> Tensors:
   return {re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name): t for name, t in tensors.items()}
 
 
-def _describe(tensors: Tensors, hints: Mapping[str, Any], root: str, head: str) -> Description:
+def _describe(tensors: Tensors, hints: Hints, root: str, head: str) -> Description:
   """Returns the model from the shapes of the tensors `root` and `head`, and from the units that have tensors."""
   channels, width = tensors[root].shape[2:]
   units = {

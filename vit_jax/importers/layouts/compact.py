@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from vit_jax.importers.formats.lazy_tensors import Tensor
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, TensorRow, Tensors, torch_conv, torch_linear, torch_norm
 from vit_jax.importers.layouts import published_sizes
 from vit_jax.models import Description, positions
@@ -39,7 +39,7 @@ ROWS = (
 )
 
 
-def _describe(tensors: Tensors, hints: Mapping[str, object]) -> Description:
+def _describe(tensors: Tensors, hints: Hints) -> Description:
   convolutions = [name for name in tensors if re.fullmatch(r"tokenizer\.conv_layers\.\d+\.0\.weight", name)]
   first = tensors["tokenizer.conv_layers.0.0.weight"].shape
   patches = "tokenizer.conv_layers.0.0.bias" in tensors
@@ -57,7 +57,7 @@ def _describe(tensors: Tensors, hints: Mapping[str, object]) -> Description:
   position, image_size = _find_position(tensors.get(_TABLE), kernel, count, has_cls, hints)
 
   # Names are compared by tokenizer and pooling first, then by size, image size and classes.
-  def distance(name: str) -> Any:
+  def distance(name: str) -> list[bool]:
     row, table = VARIANTS[name]
     fits = (row.kernel == kernel, row.convolutions == count, (row.pool == "cls") == has_cls, row.size == size)
     return [not fit for fit in fits] + [table != position, row.image_size != image_size, row.classes != classes]
@@ -75,8 +75,8 @@ def _describe(tensors: Tensors, hints: Mapping[str, object]) -> Description:
 
 
 def _find_position(
-  table: Any, kernel: int, count: int, has_cls: bool, hints: Mapping[str, Any]
-) -> tuple[str, int | None]:
+  table: np.ndarray | Tensor | None, kernel: int, count: int, has_cls: bool, hints: Hints
+) -> tuple[str, int | tuple[int, int] | None]:
   """Returns (position, image size). A stored table counts as learned unless its values are those of the sine table."""
   hint = hints.get("image_size")
   if table is None:
@@ -97,7 +97,7 @@ def _find_position(
   return "learned", next((size for size in (32, 224, 384) if size in sizes), sizes[-1])
 
 
-def _count_tokens(image_size: int, kernel: int, count: int) -> int | None:
+def _count_tokens(image_size: int | tuple[int, int], kernel: int, count: int) -> int | None:
   sides = (image_size, image_size) if isinstance(image_size, int) else image_size
   if count:
     return math.prod(compute_side(n, kernel, count) for n in sides)

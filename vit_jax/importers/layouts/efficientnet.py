@@ -1,9 +1,9 @@
 """Layout of EfficientNet in timm. Both variants have tensors of the same names, so hints distinguish them."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, TensorRow, Tensors, torch_linear, torch_norm
 from vit_jax.models import Description
 from vit_jax.models.published.efficientnet import NAMES, SIZES, STAGES, STEM, TOP, count_blocks, round_channels
@@ -70,7 +70,7 @@ _MARKS = {
 }
 
 
-def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe(tensors: Tensors, hints: Hints) -> Description:
   blocks = [
     (int(match[1]), int(match[2])) for match in map(re.compile(r"blocks\.(\d+)\.(\d+)\..*").fullmatch, tensors) if match
   ]

@@ -2,10 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from vit_jax.importers import layout
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.importers.layouts import published_sizes
 from vit_jax.models import Description
@@ -37,7 +36,7 @@ TIMM = (
 )
 
 
-def _describe_google(tensors: Tensors, hints: Mapping[str, object]) -> Description:
+def _describe_google(tensors: Tensors, hints: Hints) -> Description:
   patch, _, channels, width = tensors["stem/kernel"].shape
   patches, token_hidden = tensors["MixerBlock_0/token_mixing/Dense_0/kernel"].shape
   hidden = tensors["MixerBlock_0/channel_mixing/Dense_0/kernel"].shape[1]
@@ -48,7 +47,7 @@ def _describe_google(tensors: Tensors, hints: Mapping[str, object]) -> Descripti
   )
 
 
-def _describe_timm(tensors: Tensors, hints: Mapping[str, object]) -> Description:
+def _describe_timm(tensors: Tensors, hints: Hints) -> Description:
   width, channels, patch, _ = tensors["stem.proj.weight"].shape
   token_hidden, patches = tensors["blocks.0.mlp_tokens.fc1.weight"].shape
   hidden = tensors["blocks.0.mlp_channels.fc1.weight"].shape[0]
@@ -64,7 +63,7 @@ def _count_layers(pattern: str, tensors: Tensors) -> int:
 
 
 def _create_description(
-  sizes: tuple[int, ...], patch: int, patches: int, channels: int, classes: int, hints: Mapping[str, Any]
+  sizes: tuple[int, ...], patch: int, patches: int, channels: int, classes: int, hints: Hints
 ) -> Description:
   # A published name with this patch and, if possible, with this GELU. Differing values become arguments.
   rows = {name: (size, gelu) for name, (size, other, gelu) in mixer.VARIANTS.items() if other == patch}

@@ -1,10 +1,10 @@
 """Layouts of Swin in the state dicts of timm and of Microsoft, which differ in two names."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.importers import layout
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, TensorRow, Tensors
 from vit_jax.importers.layouts import published_sizes
 from vit_jax.models import Description
@@ -33,7 +33,7 @@ ROWS = (
 )
 
 
-def convert_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def convert_names(tensors: Tensors, hints: Hints) -> Tensors:
   """Converts Microsoft's names to timm's names.
 
   In timm the merging layer belongs to the following stage, and the head has the name "head.fc".
@@ -51,7 +51,7 @@ def convert_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
   return {names[name]: tensor for name, tensor in tensors.items()}
 
 
-def describe_swin(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def describe_swin(tensors: Tensors, hints: Hints) -> Description:
   """Returns the model, with widths, depths, heads and window from the shapes of the tensors.
 
   The image size comes from the hints. Otherwise it is the size for which the map of the last stage is a single window.

@@ -1,9 +1,10 @@
 """Layout of Swin Transformers in Hugging Face's state dicts, in files and in memory."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, TensorRow, Tensors, compute_shapes, torch_conv, torch_linear, torch_norm
 from vit_jax.importers.layouts import swin
 from vit_jax.importers.layouts.vit import ATTENTION, replace_words
@@ -54,7 +55,7 @@ def _recognises(tensors: Tensors) -> bool:
   return any(map(_TABLE.fullmatch, replace_words(tensors, _MEMORY)))
 
 
-def _convert_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def _convert_names(tensors: Tensors, hints: Hints) -> Tensors:
   """Returns the tensors with the names of files, for a model with a head.
 
   The merging layer belongs to the following stage.
@@ -70,7 +71,7 @@ def _move_merging(tensors: Tensors, stage_of: Callable[[int], int]) -> dict[str,
   return {merging.sub(lambda match: str(stage_of(int(match[1]))), name): tensor for name, tensor in tensors.items()}
 
 
-def _describe(tensors: Tensors, hints: Mapping[str, object]) -> Description:
+def _describe(tensors: Tensors, hints: Hints) -> Description:
   """Returns the model. The tensors are renamed to those of timm for `swin.describe_swin`."""
   seen = {"patch_embed.proj.weight": tensors[f"{_PATCHES}.weight"]}
   for match in filter(None, map(_TABLE.fullmatch, tensors)):

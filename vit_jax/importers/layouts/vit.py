@@ -3,11 +3,11 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from vit_jax import models, schema
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Tensor, Tensors
 from vit_jax.importers.layouts import published_sizes
 from vit_jax.models import Description
@@ -22,7 +22,7 @@ Sizes = tuple[int, int, int, int]  # in the order of `_SIZE`
 
 
 def add_token_rows(
-  tensors: Tensors, table: str, tokens: tuple[object, ...], pixels: int, hints: Mapping[str, object], usually: bool
+  tensors: Tensors, table: str, tokens: tuple[object, ...], pixels: int, hints: Hints, usually: bool
 ) -> Tensors:
   """Returns tensors with a position table that has a row for each token before the patches.
 
@@ -41,9 +41,7 @@ def add_token_rows(
   return {**tensors, table: add_leading_zeros(tensors[table], count)}  # rows of zeros do not change the tokens
 
 
-def has_token_rows(
-  table: np.ndarray | Tensor, count: int, pixels: int, hints: Mapping[str, object], usually: bool
-) -> bool:
+def has_token_rows(table: np.ndarray | Tensor, count: int, pixels: int, hints: Hints, usually: bool) -> bool:
   """Returns true if a position table has a row for each token before the patches.
 
   The image size in the hints determines the result. If the image size is unknown, the patches are assumed to form a
@@ -63,7 +61,7 @@ def has_token_rows(
   return square[0] if square[0] != square[-1] else usually
 
 
-def fold_token(token: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def fold_token(token: np.ndarray | Tensor, table: np.ndarray | Tensor) -> tuple[np.ndarray | Tensor, np.ndarray]:
   """Returns a token with the first row of the position table added to it, and the other rows. The model is unchanged.
 
   Args:
@@ -71,7 +69,7 @@ def fold_token(token: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.nda
     table: position table (1, 1 + N, D).
   """
   position, rest = table[:, :1], table[:, 1:]
-  return (token + position if np.any(position) else token), rest
+  return (np.asarray(token) + position if np.any(position) else token), rest
 
 
 def add_leading_zeros(table: np.ndarray | Tensor, count: int) -> Tensor:
@@ -89,13 +87,13 @@ def add_leading_zeros(table: np.ndarray | Tensor, count: int) -> Tensor:
   return Tensor((1, tokens + count, width), table.dtype, read)
 
 
-def find_description(hints: Mapping[str, object]) -> Description | None:
+def find_description(hints: Hints) -> Description | None:
   """Returns the description that this project stored next to the tensors, or None."""
   return Description.from_json(hints["description"]) if "description" in hints else None
 
 
 def find_position(
-  table: np.ndarray | Tensor | None, tokens: int, registers: int, patch: int, hints: Mapping[str, object]
+  table: np.ndarray | Tensor | None, tokens: int, registers: int, patch: int, hints: Hints
 ) -> tuple[str, int]:
   """Returns the tokens that have a row in a position table of timm.
 
@@ -116,7 +114,7 @@ def find_position(
   return ("learned_all" if registers else "learned"), tokens + registers
 
 
-def find_stated_model(hints: Mapping[str, object]) -> tuple[str, Published] | None:
+def find_stated_model(hints: Hints) -> tuple[str, Published] | None:
   """Returns the name of timm that a file states, and the published model of this name.
 
   hints["name"] is the name of the file or of its architecture. It may end with another image size. The sizes may
@@ -125,12 +123,12 @@ def find_stated_model(hints: Mapping[str, object]) -> tuple[str, Published] | No
   return next(((name, modern.NAMES[name]) for name in _match_file_name(hints)), None)
 
 
-def find_gelu(hints: Mapping[str, object]) -> str:
+def find_gelu(hints: Hints) -> str:
   """Returns the form of GELU in timm: "erf", except for a few names."""
   return known[1].defaults["gelu"] if (known := find_stated_model(hints)) else "erf"
 
 
-def _match_file_name(hints: Mapping[str, object]) -> list[str]:
+def _match_file_name(hints: Hints) -> list[str]:
   """Returns the published names that match the name of a file, the most likely first. The image size may differ."""
   name = str(hints.get("name", "")).removeprefix("timm/").partition(".")[0]
   bare = _remove_size(name)
@@ -147,7 +145,7 @@ def describe_vit(
   row: Sizes,
   table: np.ndarray | Tensor | None,
   classes: np.ndarray | Tensor | None,
-  hints: Mapping[str, Any],
+  hints: Hints,
   *,
   leading: int,
   before: int | None = None,
@@ -157,7 +155,7 @@ def describe_vit(
   gelu: str | None = None,
   eps: float | None = None,
   position: str | None = None,
-  **rest: object,
+  settings: Mapping[str, object] = {},
 ) -> Description:
   """Returns the model of a file.
 
@@ -175,7 +173,7 @@ def describe_vit(
     gelu: form of GELU. None uses the hint.
     eps: epsilon of the layer norms. None uses the hint.
     position: form of the positions, if the model may have no table.
-    **rest: other settings of the model, with dotted keys. None means the default.
+    settings: other settings of the model, with dotted keys. None means the default.
   """
   key, overrides = published_sizes.find_nearest_size(SIZES, row, _SIZE)
   patch = patches[0]
@@ -188,7 +186,7 @@ def describe_vit(
     "stages": None if hybrid else stages,
     "gelu": gelu or hints.get("gelu", "tanh"),
     "norm.eps": float(eps or hints.get("norm_eps", 1e-6)),
-    **rest,
+    **settings,
   }
   arguments = {key: value for key, value in arguments.items() if value is not None}
   plain = Choice(hybrid or f"ViT-{key}/{patch}", schema.nest_choices(arguments) | overrides)
@@ -203,7 +201,7 @@ def describe_vit(
   )
 
 
-def _choose_shortest(plain: Choice, row: Sizes, patch: int, hints: Mapping[str, object], others: bool) -> Choice:
+def _choose_shortest(plain: Choice, row: Sizes, patch: int, hints: Hints, others: bool) -> Choice:
   """Returns the model under the name that the file states, or under the name that needs the fewest other arguments.
 
   Args:
@@ -256,7 +254,7 @@ def compute_reduction(stages: Sequence[int] | None) -> int:
   return 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
 
 
-def find_heads(width: int, depth: int, hidden: int, hints: Mapping[str, Any], gated: bool = False) -> int:
+def find_heads(width: int, depth: int, hidden: int, hints: Hints, gated: bool = False) -> int:
   """Returns the number of heads, which packed matrices do not determine.
 
   The hint is used if present, otherwise the published size with the same width. Without both, heads have width 64.
@@ -278,7 +276,7 @@ def find_heads(width: int, depth: int, hidden: int, hints: Mapping[str, Any], ga
 
 
 def _find_image_size(
-  table: np.ndarray | Tensor | None, leading: int, pixels: int, hints: Mapping[str, Any], name: str
+  table: np.ndarray | Tensor | None, leading: int, pixels: int, hints: Hints, name: str
 ) -> int | tuple[int, int]:
   """Returns the image size of a position table. Images are square unless the hint is different.
 
@@ -300,7 +298,7 @@ def _find_image_size(
   return side * pixels
 
 
-def _find_hint_grid(hints: Mapping[str, Any], pixels: int) -> int | None:
+def _find_hint_grid(hints: Hints, pixels: int) -> int | None:
   """Returns the number of patches in an image of the size in the hints, or None if the hints contain no size."""
   hint = hints.get("image_size")
   sides = (hint, hint) if isinstance(hint, int) else hint
@@ -315,7 +313,7 @@ def list_block_names(tensors: Tensors) -> set[str]:
   return {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
 
 
-def replace_words(tensors: Mapping[str, object], words: Mapping[str, str]) -> dict[str, Any]:
+def replace_words(tensors: Tensors, words: Mapping[str, str]) -> Tensors:
   """Returns the tensors with parts of their names replaced.
 
   Args:

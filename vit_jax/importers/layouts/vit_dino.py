@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, Tensor, TensorRow, Tensors, compute_shapes
 from vit_jax.importers.layouts.vit import create_check, invert_names, replace_words
 from vit_jax.importers.layouts.vit_eva import DINOV3_ROWS
@@ -35,14 +36,14 @@ def _map_names(words: Mapping[str, str], description: Description) -> dict[str, 
 _DINOV2 = {"register_tokens": "reg_token", "mlp.w12": "mlp.fc1", "mlp.w3": "mlp.fc2"}
 
 
-def _convert_dinov2_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def _convert_dinov2_names(tensors: Tensors, hints: Hints) -> Tensors:
   """Converts the names of DINOv2. Training code stores blocks in chunks, as blocks.CHUNK.NUMBER with global numbers."""
   return replace_words(
     {re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): t for name, t in tensors.items()}, _DINOV2
   )
 
 
-def _finish_dinov2(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
+def _finish_dinov2(arrays: Tensors, description: Description) -> Tensors:
   width = arrays["norm.weight"].shape[0]
   return {**replace_words(arrays, _map_names(_DINOV2, description)), "mask_token": np.zeros((1, width), np.float32)}
 
@@ -68,9 +69,9 @@ _DINOV3 = {
 }
 
 
-def _convert_dinov3_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def _convert_dinov3_names(tensors: Tensors, hints: Hints) -> Tensors:
   """Converts the tensors of DINOv3. A mask next to the bias of query, key and value removes the bias of keys."""
-  result = {}
+  result: dict[str, np.ndarray | Tensor] = {}
   for name, tensor in replace_words(tensors, _DINOV3).items():
     block, _, rest = name.rpartition(".attn.qkv.")
     if rest == "bias":
@@ -96,8 +97,8 @@ def _mask_bias(name: str, bias: Any, mask: object) -> Tensor:
   return Tensor(bias.shape, bias.dtype, read)
 
 
-def _finish_dinov3(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
-  result = {}
+def _finish_dinov3(arrays: Tensors, description: Description) -> Tensors:
+  result: dict[str, np.ndarray | Tensor] = {}
   for name, array in arrays.items():
     block, _, rest = name.rpartition(".attn.")
     if rest == "q_bias":
@@ -124,7 +125,7 @@ LAYOUTS = (
       "patch_embed.proj.weight" in tensors and bool({"storage_tokens", "rope_embed.periods"} & tensors.keys())
     ),
     describe=lambda tensors, hints: describe_timm(
-      tensors, hints, modern.DINOV3, pool="cls", **{"head.class_token": None}
+      tensors, hints, modern.DINOV3, pool="cls", settings={"head.class_token": None}
     ),
     canonical=_convert_dinov3_names,
     finish=_finish_dinov3,

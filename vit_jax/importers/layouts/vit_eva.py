@@ -5,12 +5,13 @@ from the other tensors.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from vit_jax import schema
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, Tensor, TensorRow, Tensors, torch_linear, torch_norm
 from vit_jax.importers.layouts.vit import ATTENTION, count_layers, find_description, find_stated_model
 from vit_jax.importers.layouts.vit_torch import (
@@ -154,7 +155,7 @@ def split_frequencies(tensors: Tensors, name: str = "rope.freqs") -> Tensors:
   return result
 
 
-def join_frequencies(arrays: dict[str, Any], name: str = "rope.freqs") -> dict[str, Any]:
+def join_frequencies(arrays: Tensors, name: str = "rope.freqs") -> Tensors:
   """Returns the tensors with the frequencies of all layers in one tensor, as the inverse of `split_frequencies`.
 
   Args:
@@ -171,7 +172,7 @@ def join_frequencies(arrays: dict[str, Any], name: str = "rope.freqs") -> dict[s
 # Contents of a file.
 
 
-def _find_rotary(tensors: Tensors, hints: Mapping[str, Any]) -> Choice | None:
+def _find_rotary(tensors: Tensors, hints: Hints) -> Choice | None:
   """Returns the rotary positions. The tensors alone do not determine fixed rotary positions."""
   if header := find_description(hints):
     return header.settings()["position.rotary"]
@@ -194,7 +195,7 @@ def _is_gated(tensors: Tensors) -> bool:
   return tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * tensors["blocks.0.mlp.fc2.weight"].shape[1]
 
 
-def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe(tensors: Tensors, hints: Hints) -> Description:
   known = schema.flatten_choices(named[1].defaults) if (named := find_stated_model(hints)) else {}
   width, depth = tensors["patch_embed.proj.weight"].shape[0], count_layers(r"blocks\.(\d+)\.", tensors)
   enormous = not known and "blocks.0.gamma_1" not in tensors and (width, depth) == (1792, 64)
@@ -202,11 +203,11 @@ def _describe(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   return describe_timm(tensors, hints, _find_rotary(tensors, hints), order)
 
 
-def _canonical(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def _canonical(tensors: Tensors, hints: Hints) -> Tensors:
   return restore_table(split_frequencies(tensors), hints)
 
 
-def _finish(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
+def _finish(arrays: Tensors, description: Description) -> Tensors:
   return join_frequencies(finish_timm(arrays, description))
 
 
@@ -214,7 +215,7 @@ def _is_recognised(tensors: Tensors) -> bool:
   return "patch_embed.proj.weight" in tensors and "blocks.0.mlp.fc2.weight" in tensors
 
 
-def _is_eva(tensors: Tensors, hints: Mapping[str, Any]) -> Any:
+def _is_eva(tensors: Tensors, hints: Hints) -> Any:
   """Returns true for timm's class EVA: by its names for layer scale, by the biases of queries, or by the hints."""
   first = {name.removeprefix("blocks.0.") for name in tensors if name.startswith("blocks.0.")}
   is_stated = hints.get("turning", Choice("none")).name != "none" or hints.get("norm_order") == "post"
@@ -225,7 +226,7 @@ def _is_eva(tensors: Tensors, hints: Mapping[str, Any]) -> Any:
   )
 
 
-def _is_centred(tensors: Tensors, hints: Mapping[str, object]) -> bool:
+def _is_centred(tensors: Tensors, hints: Hints) -> bool:
   return (rotary := _find_rotary(tensors, hints)) is not None and rotary.name == "dinov3"
 
 

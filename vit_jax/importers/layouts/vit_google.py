@@ -2,11 +2,11 @@
 
 import functools
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, Tensor, TensorRow, Tensors, flax_conv, flax_linear, flax_norm
 from vit_jax.importers.layouts.vit import (
   ATTENTION,
@@ -111,14 +111,14 @@ _PUBLISHED = {"norm1": 0, "attention": 1, "norm2": 2, "mlp": 3}  # a single coun
 _PER_CLASS = {"norm1": 0, "attention": 0, "norm2": 1, "mlp": 0}
 
 
-def _convert_vit_jax_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def _convert_vit_jax_names(tensors: Tensors, hints: Hints) -> Tensors:
   rename = _create_renumbering(_PUBLISHED)
   result = {rename(name): tensor for name, tensor in _inline_pooling(_unstack_layers(tensors)).items()}
   result = {_TABLE if name == "Transformer/pos_embedding" else name: tensor for name, tensor in result.items()}
   return add_token_rows(result, _TABLE, ("cls",), _find_pixels(result), hints, usually=True)
 
 
-def _convert_big_vision_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def _convert_big_vision_names(tensors: Tensors, hints: Hints) -> Tensors:
   rename = _create_renumbering(_PER_CLASS)
   result = {rename(name): tensor for name, tensor in _inline_pooling(_unstack_layers(tensors)).items()}
   return add_token_rows(result, "pos_embedding", ("cls",), _find_pixels(result), hints, usually=False)
@@ -156,17 +156,18 @@ def _inline_pooling(tensors: Tensors) -> Tensors:
   return {f"MAPHead_0/{name}" if re.fullmatch(parts, name) else name: tensor for name, tensor in tensors.items()}
 
 
-def _finish_big_vision(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
+def _finish_big_vision(arrays: Tensors, description: Description) -> Tensors:
   """Adds the position of the class token to the token, as the inverse of `_convert_big_vision_names`."""
   if "cls" in arrays and "pos_embedding" in arrays:
-    arrays["cls"], arrays["pos_embedding"] = fold_token(arrays["cls"], arrays["pos_embedding"])
+    token, table = fold_token(arrays["cls"], arrays["pos_embedding"])
+    return {**arrays, "cls": token, "pos_embedding": table}
   return arrays
 
 
 # Contents of a file.
 
 
-def _describe_flax(tensors: Tensors, hints: Mapping[str, object]) -> Description:
+def _describe_flax(tensors: Tensors, hints: Hints) -> Description:
   block = r"Transformer/encoderblock_(\d+)/"
   query = next(t for name, t in tensors.items() if re.fullmatch(block + r"[^/]+/query/kernel", name))
   hidden = next(t for name, t in tensors.items() if re.fullmatch(block + r"MlpBlock_\d/Dense_0/kernel", name))
@@ -181,7 +182,7 @@ def _describe_flax(tensors: Tensors, hints: Mapping[str, object]) -> Description
     stages=_count_units(tensors),
     channels=tensors["conv_root/kernel"].shape[2] if "conv_root/kernel" in tensors else None,
     pool="map" if "MAPHead_0/probe" in tensors else None,
-    **{"head.pre_logits": tensors["pre_logits/bias"].shape[0] if "pre_logits/bias" in tensors else None},
+    settings={"head.pre_logits": tensors["pre_logits/bias"].shape[0] if "pre_logits/bias" in tensors else None},
   )
 
 

@@ -1,8 +1,8 @@
 """Layouts of Vision Transformers in Hugging Face's state dicts of ViT and DeiT, in files and in memory."""
 
-from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub.transformers_config import find_model_type
 from vit_jax.importers.layout import Layout, TensorRow, Tensors, compute_shapes, torch_conv, torch_linear, torch_norm
 from vit_jax.importers.layouts.vit import ATTENTION, count_layers, describe_vit, find_heads, replace_words
@@ -62,13 +62,21 @@ def _rename_tensors(top: str, tensors: Tensors) -> Tensors:
   return replace_words({f"{top}.{name}" if bare else name: tensor for name, tensor in tensors.items()}, _MEMORY)
 
 
-def _convert_hf_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def _convert_hf_names(tensors: Tensors, hints: Hints) -> Tensors:
   return fold_table(
     _rename_tensors("vit", tensors), "vit.embeddings.cls_token", "vit.embeddings.position_embeddings", hints
   )
 
 
-def _describe(top: str, tensors: Tensors, hints: Mapping[str, Any], leading: int, **rest: Any) -> Description:
+def _describe(
+  top: str,
+  tensors: Tensors,
+  hints: Hints,
+  leading: int,
+  before: int | None = None,
+  registers: int | None = None,
+  position: str | None = None,
+) -> Description:
   """Returns the model with the prefix `top`."""
   width, channels, patch, _ = tensors[f"{top}.{_FIRST}"].shape
   depth = count_layers(rf"{top}\.encoder\.layer\.(\d+)\.", tensors)
@@ -82,12 +90,13 @@ def _describe(top: str, tensors: Tensors, hints: Mapping[str, Any], leading: int
     leading=leading,
     gelu=hints.get("gelu", "erf"),
     eps=hints.get("norm_eps", 1e-12),
-    **{"head.pre_logits": width if f"{top}.pooler.dense.bias" in tensors else None},
-    **rest,
+    before=before,
+    position=position,
+    settings={"head.pre_logits": width if f"{top}.pooler.dense.bias" in tensors else None, "registers": registers},
   )
 
 
-def _describe_deit(tensors: Tensors, hints: Mapping[str, object]) -> Description:
+def _describe_deit(tensors: Tensors, hints: Hints) -> Description:
   if "cls_classifier.bias" in tensors:
     classes = {**tensors, "classifier.bias": tensors["cls_classifier.bias"]}
     return _describe("deit", classes, hints, leading=2)
@@ -101,7 +110,7 @@ def _is_deit(description: Description) -> bool:
   return find_model_type(description) is None and (bound["head"] == "distilled" or token)
 
 
-def _finish_hf(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
+def _finish_hf(arrays: Tensors, description: Description) -> Tensors:
   if arrays.keys() & {"vit.pooler.dense.bias", "deit.pooler.dense.bias"} and "classifier.bias" in arrays:
     raise ConfigError("layout 'hf' cannot store pre_logits before a head: its classifier reads the class token")
   return arrays

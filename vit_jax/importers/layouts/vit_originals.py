@@ -4,10 +4,10 @@ The tensors are read under the names of timm, which have the same meaning.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, Tensor, Tensors, compute_shapes
 from vit_jax.importers.layouts.vit import (
   count_layers,
@@ -37,14 +37,14 @@ _EVA02_NORMED = {
 }
 
 
-def _create_eva02_conversion(words: Mapping[str, str]) -> Callable[[Tensors, Mapping[str, Any]], Tensors]:
+def _create_eva02_conversion(words: Mapping[str, str]) -> Callable[[Tensors, Hints], Tensors]:
   """Returns the function that converts names of EVA-02.
 
   After masked pre-training, the last norm applies to all patches. Other models have a head on the mean of the patches,
   and the norm applies to this mean.
   """
 
-  def canonical(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+  def canonical(tensors: Tensors, hints: Hints) -> Tensors:
     masked = {"mask_token", "lm_head.weight"} & tensors.keys()
     last = {f"norm.{word}": f"fc_norm.{word}" for word in ("weight", "bias")} if masked else {}
     return replace_words({last.get(name, name): tensor for name, tensor in tensors.items()}, words)
@@ -55,7 +55,7 @@ def _create_eva02_conversion(words: Mapping[str, str]) -> Callable[[Tensors, Map
 # rope-vit.
 
 
-def _convert_rope_vit_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def _convert_rope_vit_names(tensors: Tensors, hints: Hints) -> Tensors:
   """Converts the tensors of rope-vit, which has all frequencies in one tensor (2, L, H K / 2)."""
   whole = tensors["freqs"]
   width = tensors["patch_embed.proj.weight"].shape[0]
@@ -69,9 +69,12 @@ def _convert_rope_vit_names(tensors: Tensors, hints: Mapping[str, object]) -> Te
   return split_frequencies({**rest, "rope.freqs": apart})
 
 
-def _finish_rope_vit(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
+def _finish_rope_vit(arrays: Tensors, description: Description) -> Tensors:
   arrays = join_frequencies(arrays, "freqs")
-  return arrays | ({"freqs": arrays["freqs"].reshape(*arrays["freqs"].shape[:2], -1)} if "freqs" in arrays else {})
+  if "freqs" not in arrays:
+    return arrays
+  apart = np.asarray(arrays["freqs"])
+  return {**arrays, "freqs": apart.reshape(*apart.shape[:2], -1)}
 
 
 # DeiT III. Rope-vit with fixed frequencies and a table has the same names.
@@ -82,11 +85,11 @@ def _matches_deit3(tensors: Tensors) -> bool:
   return own and "pos_embed" in tensors and not {"freqs", "rope.freqs", "reg_token"} & tensors.keys()
 
 
-def _is_deit3(tensors: Tensors, hints: Mapping[str, object]) -> bool:
+def _is_deit3(tensors: Tensors, hints: Hints) -> bool:
   return "rope" not in str(hints.get("name", "")) and "turning" not in hints
 
 
-def _find_deit3_doubts(tensors: Tensors, hints: Mapping[str, object]) -> list[str]:
+def _find_deit3_doubts(tensors: Tensors, hints: Hints) -> list[str]:
   if "deit" in str(hints.get("name", "")):
     return []
   text = "read as DeiT III; rope-vit with fixed frequencies and a table has the same tensors"
@@ -104,15 +107,17 @@ _DEIT3_ROWS = (
 # ViT-5.
 
 
-def _finish_vit5(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
+def _finish_vit5(arrays: Tensors, description: Description) -> Tensors:
   """Returns the tensors with the frequencies that ViT-5 stores in every block."""
   size = compute_shapes(description)["blocks/0/attention/query/kernel"][2]
   rotary = description.settings()["position.rotary"].args
   power = (np.arange(0, size // 2, 2, dtype=np.float32) / np.float32(size // 2)).astype(np.float64)
-  for layer in range(count_layers(r"blocks\.(\d+)\.", arrays)):
-    for name, key in (("rope", "temperature"), ("rope_reg", "registers")):
-      arrays[f"blocks.{layer}.attn.{name}.freqs"] = 1 / (rotary[key] ** power).astype(np.float32)
-  return arrays
+  frequencies = {
+    f"blocks.{layer}.attn.{name}.freqs": 1 / (rotary[key] ** power).astype(np.float32)
+    for layer in range(count_layers(r"blocks\.(\d+)\.", arrays))
+    for name, key in (("rope", "temperature"), ("rope_reg", "registers"))
+  }
+  return {**arrays, **frequencies}
 
 
 _GATED = {"registers": 0, "attention.bias": "query_value", "norm.eps": 1e-6}

@@ -5,7 +5,6 @@ stored as one matrix.
 """
 
 import re
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ _LAMBDA = re.compile(r"(blocks\.\d+)\.(?:attn\.)?(lambda_\w+)")
 
 def _split_branches(tensors: Tensors) -> Tensors:
   """Returns the tensors with the names of a block with sequential branches."""
-  result = {}
+  result: dict[str, np.ndarray | Tensor] = {}
   for name, tensor in tensors.items():
     block, _, rest = name.rpartition(".in_proj.")
     after, _, end = name.rpartition(".out_proj.")
@@ -50,10 +49,10 @@ def _split_branches(tensors: Tensors) -> Tensors:
   return result
 
 
-def _join_branches(arrays: dict[str, Any]) -> dict[str, Any]:
+def _join_branches(arrays: Tensors) -> Tensors:
   """Returns the tensors with the names of a block with parallel branches, as the inverse of `_split_branches`."""
   back = {ours: theirs for theirs, ours in _PARALLEL.items()}
-  result = {}
+  result: dict[str, np.ndarray | Tensor] = {}
   for name, array in arrays.items():
     block, _, rest = name.rpartition(".attn.qkv.")
     after, _, end = name.rpartition(".mlp.fc2.")
@@ -75,7 +74,7 @@ def _find_norm(name: str) -> str:
   return name.rpartition(".attn.")[0] + ".attn.sub_norm.weight"
 
 
-def _join_columns(one: np.ndarray, other: np.ndarray) -> Tensor:
+def _join_columns(one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> Tensor:
   """Returns two matrices with equal numbers of rows, concatenated along their columns."""
   shape = one.shape[0], one.shape[1] + other.shape[1]
   return Tensor(shape, one.dtype, lambda: np.concatenate([np.asarray(one), np.asarray(other)], axis=1))

@@ -3,11 +3,9 @@
 The features are the output of the attention pooling. A model with classes has a head on the mean of the patches.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub.transformers_config import check_model, create_config
 from vit_jax.importers.layout import Layout, Tensor, TensorRow, Tensors, torch_conv, torch_linear, torch_norm
 from vit_jax.importers.layouts.vit import ATTENTION, count_layers, describe_vit, find_heads
@@ -45,7 +43,7 @@ SIGLIP_ROWS = (
 )
 
 
-def _convert_siglip_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def _convert_siglip_names(tensors: Tensors, hints: Hints) -> Tensors:
   bare = any(name.startswith("embeddings.") for name in tensors)
   if bare:
     tensors = {f"vision_model.{name}": tensor for name, tensor in tensors.items()}
@@ -64,7 +62,7 @@ def _find_unneeded(tensors: Tensors) -> dict[str, list[str]]:
   return {"because the classifier reads the mean of the patches": pooling} if "classifier.weight" in tensors else {}
 
 
-def _describe_siglip(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe_siglip(tensors: Tensors, hints: Hints) -> Description:
   width, channels, patch, _ = tensors["vision_model.embeddings.patch_embedding.weight"].shape
   depth = count_layers(r"vision_model\.encoder\.layers\.(\d+)\.", tensors)
   hidden, _ = tensors["vision_model.encoder.layers.0.mlp.fc1.weight"].shape
@@ -82,7 +80,7 @@ def _describe_siglip(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
   )
 
 
-def _finish_siglip(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
+def _finish_siglip(arrays: Tensors, description: Description) -> Tensors:
   check_model(description, square=True)
   return arrays
 

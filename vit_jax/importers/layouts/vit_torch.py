@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax import schema
 from vit_jax.importers.formats.lazy_tensors import Tensor, Tensors
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.layout import Layout, TensorRow, torch_conv, torch_linear, torch_norm
 from vit_jax.importers.layouts.vit import (
   ATTENTION,
@@ -133,7 +134,7 @@ def slice_lazily(whole: Any, shape: tuple[int, ...], take: slice | tuple[Any, ..
   return Tensor(shape, whole.dtype, lambda: np.asarray(whole)[take])
 
 
-def restore_table(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
+def restore_table(tensors: Tensors, hints: Hints) -> Tensors:
   """Returns the tensors with the position table of the model that this project described next to them.
 
   The table of that model may have rows for additional tokens. They are added.
@@ -149,7 +150,7 @@ def restore_table(tensors: Tensors, hints: Mapping[str, Any]) -> Tensors:
   return add_token_rows(_fold_registers(tensors, patch, hints), "pos_embed", _TOKENS, patch, hints, usually=True)
 
 
-def _fold_registers(tensors: Tensors, patch: int, hints: Mapping[str, object]) -> Tensors:
+def _fold_registers(tensors: Tensors, patch: int, hints: Hints) -> Tensors:
   """Returns the tensors without rows for registers in the position table. The rows are added to the registers."""
   if "reg_token" not in tensors or "pos_embed" not in tensors:
     return tensors
@@ -174,11 +175,12 @@ def _fold_registers(tensors: Tensors, patch: int, hints: Mapping[str, object]) -
 
 def describe_timm(
   tensors: Tensors,
-  hints: Mapping[str, object],
+  hints: Hints,
   rotary: Choice | None = None,
   order: str | None = None,
   rows: tuple[str, int] | None = None,
-  **rest: object,
+  pool: str | None = None,
+  settings: Mapping[str, object] = {},
 ) -> Description:
   """Returns the model of tensors with the names of timm, or with the names in the rows of another layout.
 
@@ -188,7 +190,8 @@ def describe_timm(
     rotary: rotary positions of the code, or None.
     order: order of the norms, or None.
     rows: tokens with rows in the position table, in the form of `find_position`. None determines them from the table.
-    **rest: arguments of the model that only this layout has.
+    pool: input of the head. None determines it from the tensors.
+    settings: settings of the model that only this layout has, with dotted keys.
   """
   width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
   depth, (hidden, mlp) = count_layers(r"blocks\.(\d+)\.", tensors), _describe_mlp(tensors)
@@ -204,7 +207,7 @@ def describe_timm(
   leading = sum(name in tensors for name in _TOKENS)
   position, before = rows or find_position(tensors.get("pos_embed"), leading, registers, patch, hints)
   centred = rotary is not None and rotary.name == "dinov3"
-  pool = _describe_pool(tensors, hints, usual.get("head", "gap" if centred else "cls"), centred)
+  described = _describe_pool(tensors, hints, usual.get("head", "gap" if centred else "cls"), centred)
   return describe_vit(
     (patch, patch, channels, width),
     (width, depth, heads, hidden),
@@ -213,14 +216,14 @@ def describe_timm(
     hints,
     leading=leading,
     before=before,
-    **{
-      "pool": pool,
-      "head.class_token": True if leading and pool in ("gap", "map") else None,
+    pool=pool or described,
+    position=position,
+    gelu=hints.get("gelu") or find_gelu(hints),
+    settings={
+      "head.class_token": True if leading and described in ("gap", "map") else None,
       "registers": registers or None,
-      "position": position,
       "position.rotary": rotary,
       "head.pre_logits": tensors["pre_logits.fc.bias"].shape[0] if "pre_logits.fc.bias" in tensors else None,
-      "gelu": hints.get("gelu") or find_gelu(hints),
       "norm.eps": hints.get("norm_eps")
       or usual.get("norm.eps")
       or (1e-5 if centred and "turning" not in hints else 1e-6),
@@ -231,7 +234,7 @@ def describe_timm(
       "layer_scale": 1e-4 if tensors.keys() & _SCALES else None,
     }
     | _describe_attention(tensors)
-    | rest,
+    | dict(settings),
   )
 
 
@@ -260,7 +263,7 @@ def _describe_attention(tensors: Tensors) -> dict[str, Any]:
   }
 
 
-def _describe_pool(tensors: Tensors, hints: Mapping[str, Any], usual: str, free: bool) -> str:
+def _describe_pool(tensors: Tensors, hints: Hints, usual: str, free: bool) -> str:
   """Returns the input of the head.
 
   For a model with a class token, the input is `usual`, unless a norm or the files next to the weights specify another
@@ -278,7 +281,7 @@ def _describe_pool(tensors: Tensors, hints: Mapping[str, Any], usual: str, free:
   return stated or usual
 
 
-def finish_timm(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
+def finish_timm(arrays: Tensors, description: Description) -> Tensors:
   """Returns the tensors with position tables for patches only, if the model has registers or is a DeiT III.
 
   Args:
@@ -292,7 +295,8 @@ def finish_timm(arrays: dict[str, Any], description: Description) -> dict[str, A
   deit3 = scaled and not np.any(arrays["pos_embed"][:, : len(tokens)])
   if deit3 or "reg_token" in arrays:
     for name in tokens:
-      arrays[name], arrays["pos_embed"] = fold_token(arrays[name], arrays["pos_embed"])
+      token, table = fold_token(arrays[name], arrays["pos_embed"])
+      arrays = {**arrays, name: token, "pos_embed": table}
   return arrays
 
 

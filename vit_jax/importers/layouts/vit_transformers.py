@@ -5,12 +5,12 @@ the class token and the mean of the patches. `vit_siglip` contains the layout of
 """
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from vit_jax.importers.formats.lazy_tensors import join_tensors
+from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub.transformers_config import check_model, create_config, find_model_type
 from vit_jax.importers.layout import Layout, Tensor, TensorRow, Tensors, torch_conv, torch_linear, torch_norm
 from vit_jax.importers.layouts.vit import (
@@ -120,7 +120,7 @@ def _remove_prefix(tensors: Tensors) -> Tensors:
   return tensors
 
 
-def _convert_dinov2_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def _convert_dinov2_names(tensors: Tensors, hints: Hints) -> Tensors:
   if any(name.startswith("classifier.") for name in tensors):
     raise ConfigError(
       "a classifier of DINOv2 reads class token and mean of the patches, side by side, which no head here supports. "
@@ -142,7 +142,7 @@ def _join_gates(tensors: Tensors) -> Tensors:
   return result
 
 
-def _convert_dinov3_names(tensors: Tensors, hints: Mapping[str, object]) -> Tensors:
+def _convert_dinov3_names(tensors: Tensors, hints: Hints) -> Tensors:
   return _remove_empty_registers(
     {re.sub(r"^model\.layer\.", "layer.", name): tensor for name, tensor in tensors.items()}
   )
@@ -155,7 +155,7 @@ def _remove_empty_registers(tensors: Tensors) -> Tensors:
   return {key: tensor for key, tensor in tensors.items() if key != name} if empty else tensors
 
 
-def fold_table(tensors: Tensors, token: str, table: str, hints: Mapping[str, object]) -> Tensors:
+def fold_table(tensors: Tensors, token: str, table: str, hints: Hints) -> Tensors:
   """Returns the tensors with the position table of the model that this project described next to them.
 
   If the table of the described model has no row for the class token, the row of the file is added to the token.
@@ -173,7 +173,7 @@ def fold_table(tensors: Tensors, token: str, table: str, hints: Mapping[str, obj
   _, rows, width = whole.shape
   return {
     **tensors,
-    token: Tensor(first.shape, first.dtype, lambda: fold_token(np.asarray(first), np.asarray(whole))[0]),
+    token: Tensor(first.shape, first.dtype, lambda: np.asarray(fold_token(first, whole)[0])),
     table: Tensor((1, rows - 1, width), whole.dtype, lambda: np.asarray(whole)[:, 1:]),
   }
 
@@ -181,12 +181,12 @@ def fold_table(tensors: Tensors, token: str, table: str, hints: Mapping[str, obj
 # Contents of a file.
 
 
-def _describe_dinov2(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe_dinov2(tensors: Tensors, hints: Hints) -> Description:
   width, channels, patch, _ = tensors["embeddings.patch_embeddings.projection.weight"].shape
   depth, first = count_layers(r"encoder\.layer\.(\d+)\.", tensors), "encoder.layer.0"
   gated = f"{first}.mlp.weights_out.weight" in tensors
   hidden = tensors[f"{first}.mlp.{'weights_out' if gated else 'fc2'}.weight"].shape[1]
-  biases: dict[str, Any] = {} if f"{first}.attention.attention.query.bias" in tensors else {"attention.bias": "none"}
+  biased = f"{first}.attention.attention.query.bias" in tensors
   return describe_vit(
     (patch, patch, channels, width),
     (width, depth, find_heads(width, depth, hidden, hints, gated), hidden),
@@ -194,12 +194,14 @@ def _describe_dinov2(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
     None,
     hints,
     leading=1,
-    layer_scale=1e-5,
-    registers=_count_registers(tensors),
-    mlp="swiglu" if gated else None,
     gelu=hints.get("gelu", "erf"),
     eps=hints.get("norm_eps", 1e-6),
-    **biases,
+    settings={
+      "layer_scale": 1e-5,
+      "registers": _count_registers(tensors),
+      "mlp": "swiglu" if gated else None,
+      "attention.bias": None if biased else "none",
+    },
   )
 
 
@@ -207,7 +209,7 @@ def _count_registers(tensors: Tensors) -> int | None:
   return tensors["embeddings.register_tokens"].shape[1] if "embeddings.register_tokens" in tensors else None
 
 
-def _describe_dinov3(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
+def _describe_dinov3(tensors: Tensors, hints: Hints) -> Description:
   width, channels, patch, _ = tensors["embeddings.patch_embeddings.weight"].shape
   depth, first = count_layers(r"layer\.(\d+)\.", tensors), "layer.0"
   gated = f"{first}.mlp.gate_proj.weight" in tensors
@@ -228,12 +230,15 @@ def _describe_dinov3(tensors: Tensors, hints: Mapping[str, Any]) -> Description:
     hints,
     leading=1,
     position="none",
-    layer_scale=1e-5,
-    registers=_count_registers(tensors),
-    **{"position.rotary": hints.get("turning", modern.DINOV3), "attention.bias": _BIASED[biased]},
-    mlp="swiglu" if gated else None,
     gelu=hints.get("gelu", "erf"),
     eps=hints.get("norm_eps", 1e-5),
+    settings={
+      "layer_scale": 1e-5,
+      "registers": _count_registers(tensors),
+      "position.rotary": hints.get("turning", modern.DINOV3),
+      "attention.bias": _BIASED[biased],
+      "mlp": "swiglu" if gated else None,
+    },
   )
 
 
@@ -252,7 +257,7 @@ def create_type_check(wanted: str) -> Callable[[Description], bool]:
   return lambda description: find_model_type(description) == wanted
 
 
-def _finish_dino(arrays: dict[str, Any], description: Description) -> dict[str, Any]:
+def _finish_dino(arrays: Tensors, description: Description) -> Tensors:
   """Adds the mask token with Transformers' initial values, because no model here has it."""
   check_model(description, square=_TABLE in arrays)
   width = arrays["embeddings.cls_token"].shape[-1]
