@@ -141,7 +141,7 @@ def numbered(name: str) -> Callable:
   return tensors({name: entry(0, 4), "head.bias": entry(4, 8)}, b"12345678")
 
 
-def said(value) -> Callable:
+def make_described(value) -> Callable:
   """Returns a function that makes valid tensors with a vit_jax description in the header."""
 
   def make():
@@ -172,18 +172,18 @@ SAFETENSORS = {
   "names that terminals obey": tensors({ESCAPE: entry(0, 4)}, b"1234"),
   "a layer too many of Swin": numbered("layers.999999999.blocks.0.attn.relative_position_bias_table"),
   "a layer too many of EfficientNet": numbered("blocks.999999999.0.conv_dw.weight"),
-  "described by brackets": said("[" * 5000),
-  "described by no JSON": said("{"),
-  "described by a number": said(3),
-  "images of a number": said(MODEL | {"use": 3}),
-  "images of a crop that is none": said(MODEL | {"use": {"test_crop": {"name": ESCAPE}}}),
-  "images of classes that are numbers": said(MODEL | {"use": {"classes": [1]}}),
-  "images of 1e400 pixels": said(MODEL | {"use": {"image_size": 1e400}}),
-  "described by an unknown model": said(MODEL | {"model": {"name": ESCAPE * 100}}),
-  "described by a huge model": said(MODEL | {"model": {"name": "ViT-S/8", "depth": 10**9}}),
-  "described with 1e400 classes": said(MODEL | {"classes": 1e400}),
-  "described by texts": said(MODEL | {"image_size": "32"}),
-  "described as another model": said(MODEL | {"model": {"name": "cct_7_3x1_32"}}),
+  "described by brackets": make_described("[" * 5000),
+  "described by no JSON": make_described("{"),
+  "described by a number": make_described(3),
+  "images of a number": make_described(MODEL | {"use": 3}),
+  "images of a crop that is none": make_described(MODEL | {"use": {"test_crop": {"name": ESCAPE}}}),
+  "images of classes that are numbers": make_described(MODEL | {"use": {"classes": [1]}}),
+  "images of 1e400 pixels": make_described(MODEL | {"use": {"image_size": 1e400}}),
+  "described by an unknown model": make_described(MODEL | {"model": {"name": ESCAPE * 100}}),
+  "described by a huge model": make_described(MODEL | {"model": {"name": "ViT-S/8", "depth": 10**9}}),
+  "described with 1e400 classes": make_described(MODEL | {"classes": 1e400}),
+  "described by texts": make_described(MODEL | {"image_size": "32"}),
+  "described as another model": make_described(MODEL | {"model": {"name": "cct_7_3x1_32"}}),
 }
 
 

@@ -120,27 +120,27 @@ DEPENDENT = {
 
 def says_where(error: schema.ConfigError, changed: list[str]) -> bool:
   """Returns whether an error starts with a changed key, its group or a part of it, or names the whole key."""
-  said, keys = str(error), [schema.errors.make_printable(key) for key in changed]
+  message, keys = str(error), [schema.errors.make_printable(key) for key in changed]
   # Messages truncate long keys, and keys have no numeric parts.
-  start = re.match(r"(?:(?:--)?config\b)?\.?(.*?)(?:\.\.\. \(.*|\[\d.*)?: ", said, re.DOTALL)
+  start = re.match(r"(?:(?:--)?config\b)?\.?(.*?)(?:\.\.\. \(.*|\[\d.*)?: ", message, re.DOTALL)
   place = start[1] if start else "nowhere"
   dependent = [of for of, on in DEPENDENT.items() if {*on} & {*changed}]
   # Another name may not accept the other keys of its group.
   near = [f"{key.removesuffix('.name')[:100]}." for key in keys + dependent]
   if any(key.startswith(f"{place[:100]}.") or f"{place[:100]}.".startswith(key) for key in near):
     return True
-  return any(key and re.search(rf"config\.{re.escape(key)}(?!\w)", said) for key in keys)
+  return any(key and re.search(rf"config\.{re.escape(key)}(?!\w)", message) for key in keys)
 
 
 def wrong(error: BaseException, changed: list[str]) -> str | None:
   """Returns the problem of an error that changed keys caused, or None if it is short and names the place."""
   if not isinstance(error, schema.ConfigError):
     return f"{type(error).__name__}: {str(error)[:300]}"
-  said = str(error)
+  message = str(error)
   if not says_where(error, changed):
-    return f"the message does not say where: {said[:300]}"
-  if len(said) > 2500 or said.count("\n") > 3 or "\x1b" in said:
-    return f"the message is not fit to be read: {said[:300]!r}"
+    return f"the message does not say where: {message[:300]}"
+  if len(message) > 2500 or message.count("\n") > 3 or "\x1b" in message:
+    return f"the message is not fit to be read: {message[:300]!r}"
   return None
 
 

@@ -26,7 +26,7 @@ def guard(tree):
 PROGRAMS = [name for name, tree in FILES.items() if guard(tree)]
 
 
-def ended(monkeypatch, capsys, name, *words):
+def run_program(monkeypatch, capsys, name, *words):
   """Runs a benchmark in this process as a program; returns its exit code and its standard error."""
   module = importlib.import_module(f"benchmarks.{name}")
   monkeypatch.setattr("sys.argv", [name, *words])
@@ -50,7 +50,7 @@ def test_ctrl_c_prints_one_line(name, monkeypatch, capsys):
     raise KeyboardInterrupt
 
   monkeypatch.setattr("argparse.ArgumentParser.parse_args", interrupted)
-  code, text = ended(monkeypatch, capsys, name)
+  code, text = run_program(monkeypatch, capsys, name)
   assert (code, len(text.splitlines())) == (130, 1)
   assert text.startswith("interrupted")
 
@@ -76,14 +76,14 @@ def test_ctrl_c_prints_one_line(name, monkeypatch, capsys):
 def test_missing_data_and_wrong_values_are_errors_of_one_line(name, words, message, tmp_path, monkeypatch, capsys):
   (tmp_path / "file").write_text("no folder")
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "file"))
-  code, text = ended(monkeypatch, capsys, name, *(word.format(tmp_path) for word in words))
+  code, text = run_program(monkeypatch, capsys, name, *(word.format(tmp_path) for word in words))
   assert code in (runtime.EXIT_CONFIG, runtime.EXIT_MISSING)
   assert len(text.splitlines()) == 1 and text.startswith("error: ") and message in text, text
 
 
 def test_missing_profiler_is_reported_with_its_extra_before_measuring(monkeypatch, capsys):
   monkeypatch.setattr("shutil.which", lambda name, path: None)
-  code, text = ended(monkeypatch, capsys, "input_pipeline", "--gil", "--rounds=1")
+  code, text = run_program(monkeypatch, capsys, "input_pipeline", "--gil", "--rounds=1")
   assert (code, text) == (2, "error: py-spy is not installed. Run: pip install -e '.[bench]'\n")
 
 
@@ -102,7 +102,7 @@ def test_missing_module_is_reported_with_its_extra():
 def test_benchmarks_that_need_tensorflow_name_its_install_command(name, monkeypatch, capsys):
   importlib.import_module("tensorflow_datasets")  # it imports TensorFlow later
   monkeypatch.setitem(sys.modules, "tensorflow", None)
-  code, text = ended(monkeypatch, capsys, name)
+  code, text = run_program(monkeypatch, capsys, name)
   assert (code, len(text.splitlines())) == (2, 1)
   assert text.startswith(f"error: benchmarks.{name}: TensorFlow is missing (") and "pip install -e ." in text
 

@@ -114,7 +114,7 @@ def saved(bucket):
   return bucket, states
 
 
-def restored(workdir, state, **options):
+def restore(workdir, state, **options):
   store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3, **options)
   try:
     return store.restore(shapes_of(state))
@@ -128,7 +128,7 @@ def test_damaged_checkpoint_in_a_bucket_falls_back_to_the_previous_one(saved):
   folder = workdir / "checkpoints/3"
   (folder / "about/metadata").write_bytes(b"")
   before = {path.name for path in folder.iterdir()}
-  state, about = restored(workdir, states[2])
+  state, about = restore(workdir, states[2])
   assert about == {"step": 2}
   assert same(state, states[2])
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2", "3.unreadable"]
@@ -147,7 +147,7 @@ def test_save_without_a_commit_marker_is_ignored(saved):
   assert {path: array.tobytes() for path, array in arrays.items()} == {
     path: jax.device_get(array).tobytes() for path, array in states[2].params.items()
   }
-  assert restored(workdir, states[2])[1] == {"step": 2}
+  assert restore(workdir, states[2])[1] == {"step": 2}
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2"]  # the third is removed
 
 
@@ -184,7 +184,7 @@ def test_forbidden_save_to_a_bucket_keeps_the_last_checkpoint(saved, bucket_serv
   assert error.value.filename == str(workdir / "checkpoints")
   with contextlib.suppress(OSError):
     store.close()
-  assert same(restored(workdir, states[3])[0], states[3])
+  assert same(restore(workdir, states[3])[0], states[3])
 
 
 @pytest.mark.long
@@ -199,7 +199,7 @@ def test_unreadable_save_in_a_bucket_removes_no_checkpoint(saved, monkeypatch, g
   with contextlib.suppress(OSError):
     store.close()
   assert reading.list_steps(workdir) == [1, 2, 3]
-  assert same(restored(workdir, states[3])[0], states[3])
+  assert same(restore(workdir, states[3])[0], states[3])
 
 
 def test_bucket_path_unsuitable_for_checkpoints_is_an_early_error(bucket):

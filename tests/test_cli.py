@@ -31,7 +31,7 @@ def test_flags_and_config_overrides_are_parsed_together(parser):
 
 
 @pytest.mark.parametrize(
-  ("words", "says"),
+  ("words", "message"),
   [
     (["--workdri=x"], "unknown flag '--workdri'. Did you mean --workdir=x?"),
     (["--workdri", "a b"], "unknown flag '--workdri'. Did you mean --workdir='a b'?"),
@@ -58,8 +58,8 @@ def test_flags_and_config_overrides_are_parsed_together(parser):
     (["--config=a", "--config.seed"], "--config.seed: no value"),
   ],
 )
-def test_invalid_flags_are_an_error_of_one_line(parser, words, says):
-  with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+def test_invalid_flags_are_an_error_of_one_line(parser, words, message):
+  with pytest.raises(ConfigError, match=re.escape(message)) as caught:
     parser.parse(words)
   assert "\n" not in str(caught.value)
 
@@ -69,7 +69,7 @@ def test_verb_without_a_config_rejects_config_overrides():
     cli.Parser("convert", "Converts.").parse(["--config.seed=1"])
 
 
-def refused(verb, *words):
+def get_error(verb, *words):
   """Returns the error message of a verb for a command line."""
   with pytest.raises(ConfigError) as caught:
     importlib.import_module(f"vit_jax.{verb}").main(words)
@@ -98,9 +98,9 @@ def test_suggested_flags_are_accepted_by_the_same_command(verb, words, tmp_path,
   words = words.format(tmp_path).split()
   suggested = set()
   for name, value in FOREIGN.items():
-    said = refused(verb, *words, f"--{name.replace('_', '-')}={value.format(tmp_path)}")
-    if match := re.search(r"unknown flag .* Did you mean (--.*?)\? Allowed", said):
-      again = refused(verb, *words, *shlex.split(match[1]))
+    message = get_error(verb, *words, f"--{name.replace('_', '-')}={value.format(tmp_path)}")
+    if match := re.search(r"unknown flag .* Did you mean (--.*?)\? Allowed", message):
+      again = get_error(verb, *words, *shlex.split(match[1]))
       suggested.add(match[1])
       wrong = (
         "unknown flag",
@@ -116,33 +116,33 @@ def test_suggested_flags_are_accepted_by_the_same_command(verb, words, tmp_path,
 
 
 def test_suggestions_for_a_workdir_exclude_flags_that_it_rejects():
-  said = refused("evaluate", "--workdir=runs/a", "--batch-size=32")
-  assert said == (
+  message = get_error("evaluate", "--workdir=runs/a", "--batch-size=32")
+  assert message == (
     "unknown flag '--batch-size'. Allowed: --help, --import, --workdir, --image-size, --split, --write-predictions, "
     "--logits, --report, --write-labels, --labels. --workdir cannot be combined with --config.KEY=VALUE."
   )
-  said = refused("evaluate", "--weights=a.npz", "--batch-size=32")
-  assert "Did you mean --config.batch=32? Allowed:" in said
-  said = refused("evaluate", "--workdir=runs/a", "--config.batch=32")
-  assert said == (
+  message = get_error("evaluate", "--weights=a.npz", "--batch-size=32")
+  assert "Did you mean --config.batch=32? Allowed:" in message
+  message = get_error("evaluate", "--workdir=runs/a", "--config.batch=32")
+  assert message == (
     "--config.batch: --workdir uses the config of its run. Leave it out, or measure the run with another config: "
     "--weights=runs/a --config=FILE"
   )
 
 
 def test_flag_of_another_framework_suggests_the_flag_of_the_verb():
-  assert "Did you mean --batch=32? Allowed:" in refused("predict", "--weights=a.npz", "--batch-size=32")
-  assert "Did you mean --image-size=96? Allowed:" in refused("predict", "--weights=a.npz", "--img_size", "96")
-  assert "Did you mean --data_dir=/x? Allowed:" in refused("prepare", "digits", "--data-dir=/x")
-  assert "Did you mean" not in refused("predict", "--weights=a.npz", "--lr=1")
+  assert "Did you mean --batch=32? Allowed:" in get_error("predict", "--weights=a.npz", "--batch-size=32")
+  assert "Did you mean --image-size=96? Allowed:" in get_error("predict", "--weights=a.npz", "--img_size", "96")
+  assert "Did you mean --data_dir=/x? Allowed:" in get_error("prepare", "digits", "--data-dir=/x")
+  assert "Did you mean" not in get_error("predict", "--weights=a.npz", "--lr=1")
 
 
 def test_numeric_flags_are_checked_by_the_schema(parser):
   parser.add_argument("--share", type=cli.make_number_parser(Fraction))
   words = ["--config=a", "--workdir=b"]
   assert parser.parse([*words, "--share=0.25"]).share == 0.25
-  for text, says in (("2", "--share: 2.* out of range"), ("much", "--share: .*much")):
-    with pytest.raises(ConfigError, match=says):
+  for text, message in (("2", "--share: 2.* out of range"), ("much", "--share: .*much")):
+    with pytest.raises(ConfigError, match=message):
       parser.parse([*words, f"--share={text}"])
 
 
@@ -152,12 +152,12 @@ def test_help_of_every_verb_describes_it(verb, capsys):
   with pytest.raises(SystemExit) as ended:
     module.main(["--help"])
   assert ended.value.code == 0
-  said = capsys.readouterr().out
-  assert f"python -m vit_jax.{verb}" in said
-  assert module.__doc__.splitlines()[0] in said
+  output = capsys.readouterr().out
+  assert f"python -m vit_jax.{verb}" in output
+  assert module.__doc__.splitlines()[0] in output
 
 
-def raising(error):
+def make_failing(error):
   def verb():
     raise error
 
@@ -165,7 +165,7 @@ def raising(error):
 
 
 @pytest.mark.parametrize(
-  ("error", "code", "says"),
+  ("error", "code", "message"),
   [
     (ConfigError("batch: 3"), 2, "error: batch: 3\n"),
     (runtime.Stop(44, "not finite"), 44, "not finite\n"),
@@ -174,34 +174,34 @@ def raising(error):
     (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 3 GiB"), 2, "out of device memory"),
   ],
 )
-def test_exit_codes_and_messages_of_errors(error, code, says, capsys):
+def test_exit_codes_and_messages_of_errors(error, code, message, capsys):
   with pytest.raises(SystemExit) as ended:
-    cli.run_verb(raising(error))
+    cli.run_verb(make_failing(error))
   assert ended.value.code == code
-  assert says in capsys.readouterr().err
+  assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-  ("error", "says"),
+  ("error", "message"),
   [
     (MemoryError(), "error: out of memory. Free memory of this machine, or raise the limit (ulimit -v)\n"),
     (RuntimeError("can't start new thread"), "error: no further thread can be started. Raise the limit of processes"),
   ],
 )
-def test_program_exits_at_once_without_memory_or_threads(error, says, monkeypatch, capsys):
+def test_program_exits_at_once_without_memory_or_threads(error, message, monkeypatch, capsys):
   def leave(code):
     raise SystemExit(f"at once with {code}")
 
   monkeypatch.setattr(os, "_exit", leave)
   with pytest.raises(SystemExit, match="at once with 2"):
-    cli.run_verb(raising(error))
-  assert capsys.readouterr().err.startswith(says)
+    cli.run_verb(make_failing(error))
+  assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), jax.errors.JaxRuntimeError("INTERNAL")])
 def test_unexpected_error_keeps_its_traceback(error):
   with pytest.raises(type(error)):
-    cli.run_verb(raising(error))
+    cli.run_verb(make_failing(error))
 
 
 def test_table_shows_shares_losses_counts_and_intervals(capsys):
@@ -239,9 +239,9 @@ OF_ANOTHER_COMMAND = {
 
 @pytest.mark.parametrize("case", OF_ANOTHER_COMMAND)
 def test_config_of_another_command_is_an_error_that_names_the_command(case, monkeypatch):
-  verb, words, says = OF_ANOTHER_COMMAND[case]
+  verb, words, message = OF_ANOTHER_COMMAND[case]
   monkeypatch.chdir(ROOT)
-  with pytest.raises(ConfigError, match=rf"^--config: .*{says}"):
+  with pytest.raises(ConfigError, match=rf"^--config: .*{message}"):
     importlib.import_module(f"vit_jax.{verb}").main(words)
 
 

@@ -70,9 +70,9 @@ def test_round_trip_through_a_layout_gives_the_same_file(tmp_path, name):
 
 def test_facts_that_a_layout_does_not_store_are_noted(tmp_path):
   written(tmp_path / "a.npz")
-  said = convert.convert(tmp_path / "a.npz", tmp_path / "b.safetensors", "timm", {})
-  assert "note: gelu=tanh cannot be derived from the tensors. Readers of the tensors alone will use erf" in said
-  assert "note: heads=2 cannot be derived from the tensors. Readers of the tensors alone will use 1" in said
+  output = convert.convert(tmp_path / "a.npz", tmp_path / "b.safetensors", "timm", {})
+  assert "note: gelu=tanh cannot be derived from the tensors. Readers of the tensors alone will use erf" in output
+  assert "note: heads=2 cannot be derived from the tensors. Readers of the tensors alone will use 1" in output
   assert "cannot be derived from the tensors" not in convert.convert(
     tmp_path / "a.npz", tmp_path / "b.npz", "vit_jax", {}
   )
@@ -81,9 +81,10 @@ def test_facts_that_a_layout_does_not_store_are_noted(tmp_path):
 def test_padding_of_an_efficientnet_is_stored_only_in_its_name(tmp_path):
   described = Description(Choice("tf_efficientnet_b0"), 224, 1000)
   written(tmp_path / "a.safetensors", "timm", described)
-  said = convert.convert(tmp_path / "a.safetensors", tmp_path / "weights.npz", None, {})
+  output = convert.convert(tmp_path / "a.safetensors", tmp_path / "weights.npz", None, {})
   assert (
-    "eps=0.001 cannot be derived from the tensors" in said and "padding=same cannot be derived from the tensors" in said
+    "eps=0.001 cannot be derived from the tensors" in output
+    and "padding=same cannot be derived from the tensors" in output
   )
   named = convert.convert(tmp_path / "a.safetensors", tmp_path / "tf_efficientnet_b0.npz", None, {})
   assert "cannot be derived from the tensors" not in named
@@ -113,8 +114,8 @@ def test_converted_files_are_read_by_their_header(tmp_path, arguments, size):
 
 def test_inspection_lists_layout_sizes_and_parameters(tmp_path):
   written(tmp_path / "a.npz")
-  said = convert.inspect(tmp_path / "a.npz", {})
-  rows = dict(line.split(maxsplit=1) for line in said.splitlines())
+  output = convert.inspect(tmp_path / "a.npz", {})
+  rows = dict(line.split(maxsplit=1) for line in output.splitlines())
   assert rows["layout"].startswith("vit_jax names (.npz), 40 tensors")
   assert (rows["family"], rows["patch"], rows["pool"], rows["classes"]) == ("vit", "8", "cls", "3")
   assert rows["size"] == "width 64, depth 2, heads 2, hidden 96"
@@ -149,7 +150,7 @@ def test_flags_of_an_inspection_build_the_same_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("given", "says"),
+  ("given", "message"),
   [
     (["{}/a.npz", "{}/a.npz"], "already exists"),
     (
@@ -177,11 +178,11 @@ def test_flags_of_an_inspection_build_the_same_model(tmp_path):
     (["--inspect", "{}/run"], "has no checkpoint that can be read"),
   ],
 )
-def test_invalid_command_is_an_error_and_writes_no_file(tmp_path, given, says):
+def test_invalid_command_is_an_error_and_writes_no_file(tmp_path, given, message):
   written(tmp_path / "a.npz")
   (tmp_path / "run/checkpoints").mkdir(parents=True)
   before = sorted(tmp_path.rglob("*"))
-  with pytest.raises(ConfigError, match=says):
+  with pytest.raises(ConfigError, match=message):
     convert.main([*(word.format(tmp_path) for word in given)])
   assert sorted(tmp_path.rglob("*")) == before
 
@@ -255,8 +256,8 @@ def test_run_starts_from_a_workdir_and_from_its_average(tmp_path):
     parts = runs.parts(init__from=str(tmp_path / "a"), init__ema=ema)
     for path, array in parts.weights()[0].items():
       np.testing.assert_array_equal(array, expected[path])
-  said = convert.inspect(tmp_path / "a", {})
-  assert "checkpoint of vit_jax" in said and "--config.model.depth=1" in said and "dtype" not in said
+  output = convert.inspect(tmp_path / "a", {})
+  assert "checkpoint of vit_jax" in output and "--config.model.depth=1" in output and "dtype" not in output
 
   # An evaluation of the weights gives the figures of the run.
   flags = [word for word in runs.words(tmp_path) if word.startswith("--config")]
@@ -274,7 +275,7 @@ def test_run_starts_from_a_workdir_and_from_its_average(tmp_path):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-  ("flags", "says"),
+  ("flags", "message"),
   [
     (["--config.init.from=nowhere.npz"], "config.init.from: no file 'nowhere.npz'"),
     (["--config.init.form=x"], "config.init.form: unknown key for an Init, value 'x'. Did you mean 'from'"),
@@ -283,12 +284,12 @@ def test_run_starts_from_a_workdir_and_from_its_average(tmp_path):
     (["--config.init.from={}", "--config.init.ema=true"], "the file has no averaged weights"),
   ],
 )
-def test_weights_that_do_not_fit_are_an_error_before_writing(tmp_path, start, flags, says, monkeypatch):
+def test_weights_that_do_not_fit_are_an_error_before_writing(tmp_path, start, flags, message, monkeypatch):
   prepare_dataset("digits")
   monkeypatch.chdir(runs.ROOT)
   words = [*runs.words(tmp_path / "w", **{k.replace(".", "__"): v for k, v in RUN.items()})]
   words += [flag.format(start[0]) for flag in flags]
-  with pytest.raises(ConfigError, match=re.escape(says)):
+  with pytest.raises(ConfigError, match=re.escape(message)):
     train.main(words)
   assert not (tmp_path / "w").exists()
 
@@ -305,7 +306,7 @@ def test_heads_of_the_model_are_used_only_for_files_of_its_width(tmp_path):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-  ("flags", "says"),
+  ("flags", "message"),
   [
     ([], "give either --workdir"),
     (["--weights=x"], "give either --workdir"),
@@ -314,8 +315,8 @@ def test_heads_of_the_model_are_used_only_for_files_of_its_width(tmp_path):
     (["--workdir=x", "--config.batch=3"], "--config.batch: --workdir uses the config of its run"),
   ],
 )
-def test_evaluate_without_required_flags_is_an_error(flags, says, monkeypatch):
+def test_evaluate_without_required_flags_is_an_error(flags, message, monkeypatch):
   prepare_dataset("digits")
   monkeypatch.chdir(runs.ROOT)
-  with pytest.raises(ConfigError, match=re.escape(says)):
+  with pytest.raises(ConfigError, match=re.escape(message)):
     evaluate.main(flags)

@@ -22,10 +22,10 @@ def test_second_of_two_conversions_into_one_file_fails(tmp_path):
     subprocess.Popen([*words, str(tmp_path / name)], cwd=runs.ROOT, stderr=subprocess.PIPE, text=True)
     for name in ("a.npz", "b.npz")
   ]
-  said = [process.communicate()[1] for process in both]
+  outputs = [process.communicate()[1] for process in both]
   codes = [process.returncode for process in both]
-  assert sorted(codes) == [0, 2], said
-  assert "already exists" in said[codes.index(2)]
+  assert sorted(codes) == [0, 2], outputs
+  assert "already exists" in outputs[codes.index(2)]
   names = ["config.json", "model.safetensors", "preprocessor_config.json"]
   assert sorted(file.name for file in (tmp_path / "out").iterdir()) == names
   (tmp_path / "out/model.safetensors").rename(tmp_path / "out/other.safetensors")

@@ -25,12 +25,12 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.mark.parametrize(
-  ("flags", "says"),
+  ("flags", "problem"),
   [(["--workdir={}"], "contains no run"), (["--workdir={}", "--spilt=test"], "Did you mean --split=test?")],
 )
-def test_error_is_one_line_and_exits_with_2(tmp_path, flags, says):
+def test_error_is_one_line_and_exits_with_2(tmp_path, flags, problem):
   message = runs.finish(runs.command("evaluate", *(flag.format(tmp_path) for flag in flags)), 2)
-  assert says in message
+  assert problem in message
   assert "Traceback" not in message
 
 
@@ -88,13 +88,15 @@ def trained(tmp_path_factory):
 def test_printed_figures_match_the_written_predictions(trained, tmp_path):
   report, file = tmp_path / "report", tmp_path / "p.csv"
   words = [f"--workdir={trained}", f"--write-predictions={file}", "--logits", f"--report={report}"]
-  said = runs.finish(runs.command("evaluate", *words, devices=2))
-  told = json.loads((report / "figures.json").read_text())
+  output = runs.finish(runs.command("evaluate", *words, devices=2))
+  report_figures = json.loads((report / "figures.json").read_text())
   names = {"": "p.csv", "ema_": "p-ema.csv", "val/": "p-val.csv", "val/ema_": "p-val-ema.csv"}
   assert {path.name for path in tmp_path.iterdir()} == {*names.values(), "report"}
   for place, name in names.items():
     rows = list(csv.DictReader((tmp_path / name).open()))
-    found = {key.removeprefix(place): value for key, value in told["figures"].items() if key.startswith(place)}
+    found = {
+      key.removeprefix(place): value for key, value in report_figures["figures"].items() if key.startswith(place)
+    }
     label, best = (np.array([int(row[key]) for row in rows]) for key in ("label", "top1"))
     five = np.array([[int(row[f"top{i}"]) for i in range(1, 6)] for row in rows])
     logits = np.array([[float(row[f"logit_{i}"]) for i in range(10)] for row in rows])
@@ -107,9 +109,9 @@ def test_printed_figures_match_the_written_predictions(trained, tmp_path):
     assert found["loss"] == pytest.approx(np.mean([float(row["loss"]) for row in rows]), abs=1e-6)
     odds = np.exp(logits - logits.max(1, keepdims=True))
     assert found["loss"] == pytest.approx(-np.log((odds / odds.sum(1, keepdims=True))[range(len(label)), label]).mean())
-    low, high = told["intervals"][f"{place}top1"]
+    low, high = report_figures["intervals"][f"{place}top1"]
     assert low <= found["top1"] <= high
-    assert f"{found['top1']:.2%}   95 % [{low:.2%}, {high:.2%}]" in said
+    assert f"{found['top1']:.2%}   95 % [{low:.2%}, {high:.2%}]" in output
     mark = name.removeprefix("p").removesuffix(".csv")
     matrix = list(csv.reader((report / f"confusion{mark}.csv").open()))
     np.testing.assert_array_equal(np.array(matrix)[1:, 1:].astype(int), confusion_matrix(label, best, labels=range(10)))
@@ -117,15 +119,15 @@ def test_printed_figures_match_the_written_predictions(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("words", "says"),
+  ("words", "message"),
   [
     (["--write-predictions=p.txt"], "p.txt: .txt is not a format"),
     (["--write-predictions=/nowhere/p.csv"], "the folder /nowhere does not exist"),
     (["--logits"], "--logits: no output file."),
   ],
 )
-def test_unwritable_output_files_are_an_early_error(words, says):
-  with pytest.raises(ConfigError, match=re.escape(says)):
+def test_unwritable_output_files_are_an_early_error(words, message):
+  with pytest.raises(ConfigError, match=re.escape(message)):
     evaluate.main(["--workdir=runs/none", *words])
 
 
@@ -142,8 +144,8 @@ def test_workdir_with_an_invalid_config_is_an_error(tmp_path, text):
 def test_weights_are_evaluated_with_a_recipe_that_requires_weights(trained):
   words = ["--config=configs/finetune.py:digits", f"--weights={trained}", "--split=test[:64]"]
   changes = ["--config.model.depth=1", "--config.model.width=16", "--config.model.heads=1", "--config.model.hidden=16"]
-  said = runs.finish(runs.command("evaluate", *words, *changes, "--config.data.image_size=32"))
-  assert "images                          64" in said
+  output = runs.finish(runs.command("evaluate", *words, *changes, "--config.data.image_size=32"))
+  assert "images                          64" in output
 
 
 def test_weights_with_reordered_classes_are_matched_by_name(tmp_path):
@@ -167,13 +169,13 @@ def test_weights_with_reordered_classes_are_matched_by_name(tmp_path):
 
 def test_normalisation_that_differs_from_the_weights_is_a_warning(tmp_path, caplog):
   run = build.complete(config.resolve(flags.load_config("configs/digits.py", {"data.path": str(tmp_path)})))
-  said = {"mean": list(run.data.args["mean"]), "std": [0.1, 0.2, 0.3]}
-  evaluate.warn_of_normalisation(str(small_weights.file(tmp_path, pretrained_cfg=said)), run)
+  stated = {"mean": list(run.data.args["mean"]), "std": [0.1, 0.2, 0.3]}
+  evaluate.warn_of_normalisation(str(small_weights.file(tmp_path, pretrained_cfg=stated)), run)
   (record,) = caplog.records
   assert record.getMessage().endswith(": --config.data.std='(0.1,0.2,0.3)'")
   caplog.clear()
   (tmp_path / "same").mkdir()
-  same = said | {"std": list(run.data.args["std"])}
+  same = stated | {"std": list(run.data.args["std"])}
   evaluate.warn_of_normalisation(str(small_weights.file(tmp_path / "same", pretrained_cfg=same)), run)
   assert not caplog.records
 
@@ -203,10 +205,10 @@ MISTAKES = [  # flags with --write-labels, error message
 ]
 
 
-@pytest.mark.parametrize(("words", "says"), MISTAKES)
-def test_invalid_flags_for_labels_are_an_error(trained, tmp_path, words, says):
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_invalid_flags_for_labels_are_an_error(trained, tmp_path, words, message):
   command = [f"--workdir={trained}", f"--write-labels={tmp_path / 'labels'}", *words]
-  with pytest.raises((ConfigError, SystemExit), match=re.escape(says)):
+  with pytest.raises((ConfigError, SystemExit), match=re.escape(message)):
     evaluate.main(command)
   assert not (tmp_path / "labels").exists()
 

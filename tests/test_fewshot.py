@@ -18,16 +18,16 @@ pytestmark = pytest.mark.heavy
 @pytest.mark.long
 def test_command_prints_figures_writes_files_and_caches_features(tmp_path):
   loop.train(runs.parts(1, total=2), tmp_path / "run")
-  told = [
+  words = [
     "--config=configs/fewshot.py:digits", f"--weights={tmp_path / 'run'}", "--config.evals.digits.shots=(1,2)",
     "--config.evals.digits.data.train=train[:200]", f"--json={tmp_path / 'f.json'}",
     f"--write-predictions={tmp_path / 'p.csv'}",
   ]  # fmt: skip
-  said = runs.finish(runs.command("fewshot", *told, devices=2, XDG_CACHE_HOME=str(tmp_path / "cache")))
-  assert "1-shot" in said and "±" in said
-  assert "images of 32 px, which is the weights' own size. To change it: --config.image_size=" in said
-  assert re.search(r"digits train\[:200\]: \d+ images to compute", said)
-  assert "digits test: 360 images to compute" in said
+  output = runs.finish(runs.command("fewshot", *words, devices=2, XDG_CACHE_HOME=str(tmp_path / "cache")))
+  assert "1-shot" in output and "±" in output
+  assert "images of 32 px, which is the weights' own size. To change it: --config.image_size=" in output
+  assert re.search(r"digits train\[:200\]: \d+ images to compute", output)
+  assert "digits test: 360 images to compute" in output
   found = json.loads((tmp_path / "f.json").read_text())["evals"]["digits"]
   rows = list(csv.DictReader((tmp_path / "p.csv").open()))
   assert len(rows) == found["figures"]["images"] == 360
@@ -41,7 +41,7 @@ def test_command_prints_figures_writes_files_and_caches_features(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("told", "says"),
+  ("words", "problem"),
   [
     (["--weights=/nowhere.npz"], "/nowhere.npz"),
     (["--weights=x.npz", "--json=/nowhere/f.json"], "the folder /nowhere does not exist"),
@@ -52,18 +52,18 @@ def test_command_prints_figures_writes_files_and_caches_features(tmp_path):
     ),
   ],
 )
-def test_invalid_command_is_an_error_of_one_line(told, says):
-  message = runs.finish(runs.command("fewshot", "--config=configs/fewshot.py", *told), 2)
-  assert says in message
+def test_invalid_command_is_an_error_of_one_line(words, problem):
+  message = runs.finish(runs.command("fewshot", "--config=configs/fewshot.py", *words), 2)
+  assert problem in message
   assert "Traceback" not in message
 
 
 @pytest.mark.long
 def test_measurement_over_its_time_limit_ends_and_names_the_limit(tmp_path):
   loop.train(runs.parts(1, total=2), tmp_path)
-  told = ["--config=configs/fewshot.py:digits", f"--weights={tmp_path}", "--config.limits.evaluation=0.1"]
-  said = runs.finish(runs.command("fewshot", *told, XDG_CACHE_HOME=str(tmp_path)), 43)
-  assert "no progress for 0.1 s in evaluation (config.limits.evaluation)" in said
+  words = ["--config=configs/fewshot.py:digits", f"--weights={tmp_path}", "--config.limits.evaluation=0.1"]
+  output = runs.finish(runs.command("fewshot", *words, XDG_CACHE_HOME=str(tmp_path)), 43)
+  assert "no progress for 0.1 s in evaluation (config.limits.evaluation)" in output
 
 
 @pytest.mark.parametrize("kind", ["knn", "linear", "dense"])
@@ -80,25 +80,29 @@ def test_every_dataset_of_every_probe_resolves(kind):
 @pytest.mark.long
 def test_probes_on_a_whole_split_print_their_image_counts(tmp_path):
   loop.train(runs.parts(1, total=2), tmp_path / "run")
-  told = [
+  words = [
     f"--weights={tmp_path / 'run'}", "--config.evals.digits.data.train=train[:200]",
     "--config.evals.digits.features=patches",
   ]  # fmt: skip
   files = {kind: tmp_path / f"{kind}.json" for kind in ("knn", "linear")}
-  several = [["fewshot", f"--config=configs/probes.py:{kind},digits", *told, f"--json={files[kind]}"] for kind in files]
-  said = runs.finish(runs.several(*several, XDG_CACHE_HOME=str(tmp_path)))
-  assert "10 classes, all images of 'train[:200]', 360 images of 'test'" in said
-  assert re.findall(r"^  (knn\d+) .*% \[[\d.]+, [\d.]+\]$", said, re.MULTILINE) == [
+  several = [
+    ["fewshot", f"--config=configs/probes.py:{kind},digits", *words, f"--json={files[kind]}"] for kind in files
+  ]
+  output = runs.finish(runs.several(*several, XDG_CACHE_HOME=str(tmp_path)))
+  assert "10 classes, all images of 'train[:200]', 360 images of 'test'" in output
+  assert re.findall(r"^  (knn\d+) .*% \[[\d.]+, [\d.]+\]$", output, re.MULTILINE) == [
     "knn10",
     "knn20",
     "knn100",
     "knn200",
   ]
-  assert "95 % interval (Wilson) of one draw" in said  # E1
-  assert "which are all used" not in said  # 200 of 200 images
+  assert "95 % interval (Wilson) of one draw" in output  # E1
+  assert "which are all used" not in output  # 200 of 200 images
   found = {kind: json.loads(file.read_text())["evals"]["digits"] for kind, file in files.items()}
   few = found["linear"]["episodes"][0]["images"]
-  assert 100 <= few < 120 and "200 images" in said and f"{few} images" in said  # ten of a class, or half, are held out
+  assert (
+    100 <= few < 120 and "200 images" in output and f"{few} images" in output
+  )  # ten of a class, or half, are held out
   figures = {kind: row["figures"] for kind, row in found.items()}
   assert figures["knn"].keys() == {*(f"knn{count}_all" for count in (10, 20, 100, 200)), "images"}
   assert list(figures["linear"]) == ["linear_all", "images"] and figures["linear"]["linear_all"] > 0.3

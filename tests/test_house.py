@@ -139,7 +139,7 @@ def test_every_module_has_a_test_file():
 
 def test_launch_imports_only_the_standard_library():
   allowed = (sys.stdlib_module_names | {"launch"}) - {"tomllib"}  # added in Python 3.11
-  tops = {file: {name.split(".")[0] for name in named(parse(file))} for file in LAUNCH}
+  tops = {file: {name.split(".")[0] for name in list_imports(parse(file))} for file in LAUNCH}
   assert {file: names - allowed for file, names in tops.items() if names - allowed} == {}
 
 
@@ -150,7 +150,7 @@ def test_launch_is_importable_without_installed_packages():
   subprocess.run([sys.executable, "-S", "-I", "-c", code + f"import {', '.join(modules)}"], check=True)
 
 
-def named(tree):
+def list_imports(tree):
   """Yields the full names of all modules that a file imports."""
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):
@@ -271,7 +271,7 @@ def test_imported_packages_are_required_in_setup():
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file in FILES:
-    for top in {name.split(".")[0] for name in named(parse(file))} - standard - {"vit_jax"}:
+    for top in {name.split(".")[0] for name in list_imports(parse(file))} - standard - {"vit_jax"}:
       assert re.search(rf'"{re.escape(packages[top])}>=', setup), f"{file} imports {top}"
 
 

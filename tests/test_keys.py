@@ -60,7 +60,7 @@ def in_package(function) -> bool:
   return function.__module__.split(".")[0] in ("vit_jax", __name__.split(".")[0])
 
 
-def unused(function) -> set[str]:
+def find_unused(function) -> set[str]:
   """Returns keyword-only parameters of a function, or fields of a class, that its body never reads.
 
   `del` does not count as reading. The body of a class includes its base classes. `vit.vit` reads the fields of the
@@ -79,7 +79,7 @@ def unused(function) -> set[str]:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_use_every_key_that_they_accept(name):
-  assert unused(FUNCTIONS[name]) <= set(FOR_OTHERS)
+  assert find_unused(FUNCTIONS[name]) <= set(FOR_OTHERS)
 
 
 @pytest.mark.parametrize("key", FOR_OTHERS)
@@ -93,7 +93,7 @@ def test_accepted_but_unused_keys_are_detected():
     del ema, accumulate
     return rule, lr
 
-  assert unused(optimizer) == {"ema", "accumulate"}
+  assert find_unused(optimizer) == {"ema", "accumulate"}
 
 
 def test_functions_of_all_tables_are_found():
@@ -129,7 +129,7 @@ class Recorded(collections.abc.Mapping):
     return len(self.values_)
 
 
-def narrow(file):
+def load_small(file):
   """Returns a shipped config with a few thousand parameters, for one device."""
   edited = flags.load_config(str(file))
   side = "28" if edited.model.name.endswith("/14") else "32"
@@ -155,7 +155,7 @@ def narrow(file):
   return build.complete(config.resolve(edited))
 
 
-def recorded(choice):
+def record_reads(choice):
   return dataclasses.replace(choice, args=Recorded(choice.args))
 
 
@@ -175,12 +175,12 @@ RECIPES = sorted(file for file in (runs.ROOT / "configs").rglob("*.py") if file.
 @pytest.mark.heavy
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_every_key_of_a_config_is_passed_to_a_function(file):
-  run = narrow(file)
+  run = load_small(file)
   kind = "accuracy" if tasks.TASKS[run.task.name].classes else "masked"
   other = schema.Choice(kind, {"data": schema.Choice(run.data.name, {"path": "other"})})
   run = build.complete(runs.changed(run, evals={**run.evals, "other": other}))
-  parts = {key: recorded(getattr(run, key)) for key in ("model", "data", "optim", "task")}
-  parts["evals"] = {name: recorded(choice) for name, choice in run.evals.items()}
+  parts = {key: record_reads(getattr(run, key)) for key in ("model", "data", "optim", "task")}
+  parts["evals"] = {name: record_reads(choice) for name, choice in run.evals.items()}
   built = build.build(dataclasses.replace(run, **parts), jax.devices()[:1], pictures)
   with contextlib.closing(built.batches(0)):
     pass

@@ -13,24 +13,24 @@ from vit_jax import __main__ as listing
 
 def test_list_has_a_line_for_every_verb(capsys):
   assert listing.main([]) == 0
-  said = capsys.readouterr().out
+  output = capsys.readouterr().out
   assert set(listing.VERBS) == FLOORS[-1] - {"cli", "__main__"}
   for verb in listing.VERBS:
-    assert f"python -m vit_jax.{verb}" in said and len(listing.summarise_verb(verb)) > 10
-  assert "train     Trains a model\n" in said
+    assert f"python -m vit_jax.{verb}" in output and len(listing.summarise_verb(verb)) > 10
+  assert "train     Trains a model\n" in output
 
 
 @pytest.mark.parametrize(
-  ("words", "says"),
+  ("words", "message"),
   [
     (["train", "--config=a b.py"], "verbs are written with a dot. Run: python -m vit_jax.train '--config=a b.py'"),
     (["plan"], "python -m vit_jax.plan --help"),
     (["tarin"], "unknown verb 'tarin'. Did you mean 'train'?"),
   ],
 )
-def test_verb_after_a_space_is_an_error_with_the_dotted_form(words, says, capsys):
+def test_verb_after_a_space_is_an_error_with_the_dotted_form(words, message, capsys):
   assert listing.main(words) == 2
-  assert says in capsys.readouterr().err
+  assert message in capsys.readouterr().err
 
 
 @pytest.mark.heavy
@@ -40,8 +40,8 @@ def test_importing_the_package_imports_no_large_modules():
   )
   assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
   code = "import vit_jax; print(vit_jax.models.names('*cct_2*')[0], hasattr(vit_jax, 'modles'))"
-  said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-  assert said == "cct_2_3x2_32 False\n"
+  output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+  assert output == "cct_2_3x2_32 False\n"
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ def installed(monkeypatch):
   return names
 
 
-def selected(root, **environment):
+def select(root, **environment):
   platforms.select_platform(environment, str(root))
   return environment.get("JAX_PLATFORMS")
 
@@ -35,45 +35,45 @@ def device(root, vendor, number):
 
 
 def test_cpu_is_selected_without_a_tpu(installed, tmp_path):
-  assert selected(tmp_path) == "cpu"
+  assert select(tmp_path) == "cpu"
   device(tmp_path, "0x1ae0", "0x0042")  # the network card of Google's machines
-  assert selected(tmp_path) == "cpu"
+  assert select(tmp_path) == "cpu"
 
 
 def test_user_setting_and_other_accelerators_are_kept(installed, tmp_path):
-  assert selected(tmp_path, JAX_PLATFORMS="tpu") == "tpu"
-  assert selected(tmp_path, JAX_PLATFORMS="") == ""
+  assert select(tmp_path, JAX_PLATFORMS="tpu") == "tpu"
+  assert select(tmp_path, JAX_PLATFORMS="") == ""
   installed.add("jax_plugins")
-  assert selected(tmp_path) is None
+  assert select(tmp_path) is None
 
 
 def test_platform_is_not_set_without_libtpu(installed, tmp_path):
   installed.clear()
-  assert selected(tmp_path) is None
+  assert select(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", ["dev/accel0", "dev/vfio/0"])
 def test_attached_tpu_is_used(installed, tmp_path, name):
   (tmp_path / name).parent.mkdir(parents=True)
   (tmp_path / name).touch()
-  assert selected(tmp_path) is None
+  assert select(tmp_path) is None
 
 
 def test_tpu_on_the_bus_or_in_the_environment_is_used(installed, tmp_path):
-  assert selected(tmp_path, TPU_WORKER_ID="0") is None
+  assert select(tmp_path, TPU_WORKER_ID="0") is None
   device(tmp_path, "0x1ae0", "0x0063")
-  assert selected(tmp_path) is None
+  assert select(tmp_path) is None
 
 
 @pytest.mark.parametrize(
-  ("error", "said"),
+  ("error", "message"),
   [
     ("invalid truth value 'maybe' for environment 'JAX_ENABLE_X64'", "error: JAX_ENABLE_X64='maybe': JAX refuses it"),
     ('Invalid value "maybe" for JAX flag jax_enable_x64', "error: JAX_ENABLE_X64='maybe': JAX refuses it"),
     ("invalid literal", "error: JAX_ENABLE_X64='maybe', JAX_LOG_COMPILES='1': JAX refuses it (invalid literal)"),
   ],
 )
-def test_value_that_jax_rejects_is_an_error_of_one_line(error, said, monkeypatch, capsys):
+def test_value_that_jax_rejects_is_an_error_of_one_line(error, message, monkeypatch, capsys):
   def fail(name):
     raise ValueError(error)
 
@@ -81,7 +81,7 @@ def test_value_that_jax_rejects_is_an_error_of_one_line(error, said, monkeypatch
   with pytest.raises(SystemExit) as ended:
     platforms.import_jax({"JAX_ENABLE_X64": "maybe", "JAX_LOG_COMPILES": "1", "HOME": "/"})
   (line,) = capsys.readouterr().err.splitlines()
-  assert ended.value.code == 2 and line.startswith(said) and line.endswith("Correct the value, or unset it.")
+  assert ended.value.code == 2 and line.startswith(message) and line.endswith("Correct the value, or unset it.")
 
 
 @pytest.mark.long

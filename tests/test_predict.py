@@ -63,8 +63,8 @@ def test_predictions_match_the_evaluation_of_the_run(trained, tmp_path):
     ["predict", f"--weights={workdir}", f"--out={files[3]}", "--features", "--ema", f"{photos}/test"],
     ["predict", f"--weights={workdir}", "--batch=3", f"{photos}/test", str(bad)],
   ]
-  said = runs.finish(runs.several(*commands, devices=2), 1)
-  codes = [line for line in said.splitlines() if line.startswith("exit ")]
+  output = runs.finish(runs.several(*commands, devices=2), 1)
+  codes = [line for line in output.splitlines() if line.startswith("exit ")]
   assert codes == ["exit 0", "exit 0", "exit 1", "exit 0", "exit 1"]
   measured = {row["id"]: row for row in table(tmp_path / "e.csv")}
   rows = table(files[2])
@@ -83,7 +83,7 @@ def test_predictions_match_the_evaluation_of_the_run(trained, tmp_path):
     np.testing.assert_array_equal(predicted["best"][order], average["best"])
     np.testing.assert_allclose(predicted["probability"][order], average["probability"], rtol=1e-4)
     assert predicted["features"].shape[0] == 21
-  shown = said.rpartition("exit 0")[2]
+  shown = output.rpartition("exit 0")[2]
   assert "and 2 more" in shown and "1 of 22 files is bad" in shown and "=cat" in shown
 
 
@@ -92,10 +92,10 @@ def test_example_script_uses_the_run(trained):
   workdir, photos = trained
   words = [sys.executable, "examples/use_a_model.py", str(workdir), f"{photos}/test/dog/0.jpg"]
   ended = subprocess.run(words, cwd=runs.ROOT, env=os.environ | {"PYTHONPATH": str(runs.ROOT)}, capture_output=True)
-  said = ended.stdout.decode()
+  output = ended.stdout.decode()
   assert ended.returncode == 0, ended.stderr.decode()[-2000:]
   assert all(
-    word in said for word in (*CLASSES, "features (2, 16)", "blocks/0/attention/weights", "gradient of", "inside: ")
+    word in output for word in (*CLASSES, "features (2, 16)", "blocks/0/attention/weights", "gradient of", "inside: ")
   )
 
 
@@ -123,7 +123,7 @@ class Terminal:
 
 
 @pytest.mark.parametrize(
-  ("words", "says"),
+  ("words", "message"),
   [
     ([], "no PATH. Name files, folders or a manifest"),
     (["none.jpg"], "'none.jpg' does not exist"),
@@ -133,11 +133,11 @@ class Terminal:
     (["a.jpg", "--weigths=a"], "Did you mean --weights=a?"),
   ],
 )
-def test_invalid_command_is_an_error_before_weights_are_read(words, says, monkeypatch):
+def test_invalid_command_is_an_error_before_weights_are_read(words, message, monkeypatch):
   monkeypatch.setattr("sys.stdin", Terminal())
   with pytest.raises(ConfigError) as caught:
     predict.main(["--weights=none.npz", *words])
-  assert says in str(caught.value) and "\n" not in str(caught.value)
+  assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -62,7 +62,7 @@ def test_two_concurrent_preparations_succeed(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("words", "said"),
+  ("words", "message"),
   [
     ("--data.name=foldr", r"data\.name: unknown name 'foldr'\. Did you mean 'folder'"),
     ("--data.path=/x", r"data\.name: missing\. Set --data\.name=READER .*: .*folder"),
@@ -76,14 +76,14 @@ def test_two_concurrent_preparations_succeed(tmp_path):
     ("--size=3", "--size: only for a corpus, with input from --data.name"),
   ],
 )
-def test_errors_of_a_corpus_name_the_flag(tmp_path, words, said):
-  with pytest.raises(schema.ConfigError, match=said):
+def test_errors_of_a_corpus_name_the_flag(tmp_path, words, message):
+  with pytest.raises(schema.ConfigError, match=message):
     prepare.main(["photos", f"--data_dir={tmp_path}", *words.split()])
   assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-  ("words", "said"),
+  ("words", "message"),
   [
     ("", "^name: missing"),
     ("--show=configs/digitz.py", r"--config: no file 'configs/digitz\.py'.*Did you mean"),
@@ -104,9 +104,9 @@ def test_errors_of_a_corpus_name_the_flag(tmp_path, words, said):
     ("--check=/nowhere", "^--check: no folder '/nowhere'"),
   ],
 )
-def test_errors_of_show_and_check_name_the_flag(monkeypatch, words, said):
+def test_errors_of_show_and_check_name_the_flag(monkeypatch, words, message):
   monkeypatch.chdir(runs.ROOT)
-  with pytest.raises(schema.ConfigError, match=said):
+  with pytest.raises(schema.ConfigError, match=message):
     prepare.main(words.split())
 
 
@@ -135,9 +135,9 @@ def test_signal_stops_preparation_with_one_line(tmp_path, number):
   while not list(work.glob("train-*.json")) and process.poll() is None:
     time.sleep(0.01)
   process.send_signal(number)
-  note, said = runs.finish(process, 42).splitlines()
+  note, message = runs.finish(process, 42).splitlines()
   assert note.endswith("/photos': 800 images, 800 .jpg; ignored: nothing")
-  assert said == f"stopped on request ({number.name}); the same command starts or continues it"
+  assert message == f"stopped on request ({number.name}); the same command starts or continues it"
 
 
 def test_corpus_accepts_the_keys_of_every_reader():

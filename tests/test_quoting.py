@@ -31,7 +31,7 @@ PLAIN = {
 FILES = [file for folder in ("vit_jax", "launch") for file in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def unquoted(tree):
+def find_unquoted(tree):
   """Yields the values that follow `--flag=` in a text without shlex."""
   parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
   for node in ast.walk(tree):
@@ -46,14 +46,14 @@ def unquoted(tree):
 def test_texts_contain_no_flag_with_an_unquoted_value():
   texts_of = {str(file.relative_to(ROOT)): file.read_text() for file in FILES}
   found = {
-    file: {*unquoted(ast.parse(text))} - PLAIN.get(file, set()) for file, text in texts_of.items() if "--" in text
+    file: {*find_unquoted(ast.parse(text))} - PLAIN.get(file, set()) for file, text in texts_of.items() if "--" in text
   }
   assert {file: values for file, values in found.items() if values} == {}, "use texts.format_flag, or shlex"
 
 
 def test_unquoted_values_are_detected():
-  assert list(unquoted(ast.parse("say(f'tensorboard --logdir={workdir}')"))) == ["workdir"]
-  assert not list(unquoted(ast.parse("run([f'--logdir={workdir}'])\nsay(f'--logdir={shlex.quote(workdir)}')")))
+  assert list(find_unquoted(ast.parse("say(f'tensorboard --logdir={workdir}')"))) == ["workdir"]
+  assert not list(find_unquoted(ast.parse("run([f'--logdir={workdir}'])\nsay(f'--logdir={shlex.quote(workdir)}')")))
 
 
 VALUES = ("runs/a", "my runs/[1] é", "it's", "$HOME/`id`", "a;b&c", 'say "x"', "")

@@ -127,7 +127,7 @@ def test_every_verb_opens_the_run_in_a_new_process(data, trained, tmp_path):
   workdir, _ = trained
   photo = runs.ROOT / "docs/digits.png"
   sweep = [f"--config.{key}={value}" for key, value in (keys(data) | {"total": "1"}).items()]
-  said = runs.finish(
+  output = runs.finish(
     runs.several(
       ["predict", f"--weights={workdir}", str(photo)],
       ["evaluate", f"--workdir={workdir}"],
@@ -137,8 +137,8 @@ def test_every_verb_opens_the_run_in_a_new_process(data, trained, tmp_path):
       ["sweep", f"--config={EXAMPLE / 'config.py'}", f"--workdir={tmp_path / 'sweep'}", *sweep],
     )
   )
-  assert said.count("exit 0") == 6, said
-  assert "calibration/brier_loss" in said and "checkpoint of patch_mlp" in said
+  assert output.count("exit 0") == 6, output
+  assert "calibration/brier_loss" in output and "checkpoint of patch_mlp" in output
   record = json.loads((tmp_path / "sweep/sweep.json").read_text())
   assert [trial["status"] for trial in record["trials"]] == ["done", "done"]
 

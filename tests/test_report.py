@@ -44,11 +44,11 @@ def test_invalid_command_is_an_error_and_writes_no_page(words, parts, tmp_path, 
 
 
 def test_export_sends_runs_to_a_tracker_without_a_page(tmp_path, monkeypatch, capsys):
-  asked = []
-  monkeypatch.setattr(report.trackers, "export_metrics", lambda *words: asked.append(words) or f"{words[0].name}: sent")
+  calls = []
+  monkeypatch.setattr(report.trackers, "export_metrics", lambda *words: calls.append(words) or f"{words[0].name}: sent")
   paths = [workdirs.run(tmp_path / name) for name in ("a", "b")]
   assert run_report(capsys, *paths, "--export=mlflow", "--project=p") == ("a: sent\nb: sent\n", 0)
-  assert asked == [(path, "mlflow", "p") for path in paths]
+  assert calls == [(path, "mlflow", "p") for path in paths]
   assert not list(tmp_path.rglob("*.html"))
 
 

@@ -12,7 +12,7 @@ from tests import runs
 from vit_jax import resources
 
 
-def limited(number, value, *words):
+def run_with_limit(number, value, *words):
   """Starts Python with a lower limit of the operating system."""
   return subprocess.run(
     [sys.executable, *words],
@@ -39,7 +39,7 @@ def limited(number, value, *words):
 )
 @pytest.mark.parametrize("verb", ["train", "predict"])
 def test_start_with_a_low_limit_is_an_error_of_one_line(verb, number, value, message):
-  ended = limited(number, value, "-m", f"vit_jax.{verb}", "--help")
+  ended = run_with_limit(number, value, "-m", f"vit_jax.{verb}", "--help")
   assert (ended.returncode, ended.stdout) == (2, "")
   assert ended.stderr.startswith(f"error: {message}") and len(ended.stderr.splitlines()) == 1
 

@@ -28,7 +28,7 @@ SHAPED = (
 KERNELS = PACKAGE / "models" / "kernels" / "tiling.py"
 
 
-def public(tree):
+def list_public(tree):
   """Yields the public functions of a module and methods of its classes. Constructors only take settings and modules."""
   for owner in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
     for node in owner.body:
@@ -36,7 +36,7 @@ def public(tree):
         yield node
 
 
-def bare(annotation):
+def lacks_shape(annotation):
   """Returns whether an annotation contains an array without a shape."""
   shaped = {
     part
@@ -59,19 +59,19 @@ def bare(annotation):
   ],
 )
 def test_arrays_without_shapes_are_detected(annotation, expected):
-  assert bare(ast.parse(annotation, mode="eval").body) is expected
+  assert lacks_shape(ast.parse(annotation, mode="eval").body) is expected
 
 
 @pytest.mark.parametrize("file", [file for file in SHAPED if file != KERNELS], ids=lambda file: file.stem)
 def test_every_public_function_has_shapes(file):
-  for node in public(ast.parse(file.read_text())):
+  for node in list_public(ast.parse(file.read_text())):
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     annotations = [argument.annotation for argument in arguments if argument.arg not in ("self", "cls")] + [
       node.returns
     ]
     place = f"{file.name}:{node.lineno} {node.name}"
     assert None not in annotations, f"{place}: an argument or the result has no annotation"
-    assert not any(map(bare, annotations)), f"{place}: an array has no shape"
+    assert not any(map(lacks_shape, annotations)), f"{place}: an array has no shape"
 
 
 @pytest.mark.heavy

@@ -116,32 +116,32 @@ def test_killed_and_stopped_sweep_resumes_to_its_end(tmp_path):
   workdir = tmp_path / "w"
   flags = [f"--config={studies.sweep_file(tmp_path, SWEEP)}", f"--workdir={workdir}", "--parallel=2"]
 
-  def recorded(kind="trials"):
+  def read_trials(kind="trials"):
     record = workdir / "sweep.json"
     return {str(t["changes"]): t for t in json.loads(record.read_text())[kind]} if record.exists() else {}
 
-  def ended():
-    return {name: t for name, t in recorded().items() if t["status"] in ("done", "diverged")}
+  def list_ended():
+    return {name: t for name, t in read_trials().items() if t["status"] in ("done", "diverged")}
 
-  def until(condition, seconds=150):
+  def wait_until(condition, seconds=150):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
       time.sleep(0.1)
 
   # The first process is killed as soon as a trial has ended, while other trials run.
   first = runs.command("sweep", *flags)
-  until(ended)
+  wait_until(list_ended)
   first.kill()
   first.communicate()
-  before = ended()
+  before = list_ended()
   # The second process is stopped when all trials have ended and the final run has started.
   second = runs.command("sweep", *flags)
-  until(lambda: recorded("final"))
+  wait_until(lambda: read_trials("final"))
   second.send_signal(signal.SIGTERM)
   assert "the same command continues" in runs.finish(second, 42)
   printed = runs.finish(runs.command("sweep", *flags))
 
-  record, trials = json.loads((workdir / "sweep.json").read_text()), recorded()
+  record, trials = json.loads((workdir / "sweep.json").read_text()), read_trials()
   slow, fast, infinite, large, typo = (
     trials[str(changes)]
     for changes in ({"optim.lr": 0.001}, {"optim.lr": 0.1}, {"optim.lr": 1e38}, {"batch": 100}, {"sead": 1})

@@ -97,7 +97,7 @@ def read_until_step(process, step):
   pytest.fail(f"no line of step {step}: {process.stderr.read()[-3000:]}")
 
 
-def stopped_in_a_save(process, folder):
+def stop_in_a_save(process, folder):
   """Stops a run while it writes a checkpoint, and returns the step of this partial checkpoint."""
   while process.poll() is None:
     if any(folder.glob("*tmp*")):
@@ -121,7 +121,7 @@ def test_run_killed_at_a_step_and_in_a_save_ends_with_the_same_bits(whole, tmp_p
 
   second = runs.command(*command)
   read_until_step(second, max(saved) + 2)  # the previous checkpoint may still be incomplete
-  step = stopped_in_a_save(second, tmp_path / "checkpoints")
+  step = stop_in_a_save(second, tmp_path / "checkpoints")
   second.kill()
   second.communicate()
   assert max(saved) + 1 <= step <= 12
@@ -230,10 +230,10 @@ def test_run_of_a_version_without_exif_resumes_without_it(saved, monkeypatch, ca
   stored = schema.to_plain(run)
   del stored["data"]["exif"]
   monkeypatch.setattr(provenance, "stored_config", lambda workdir, about: stored)
-  begun = train.apply_stored_settings(file, flagged, run, workdir)
-  assert begun.data.args == run.data.args | {"exif": False}
+  applied = train.apply_stored_settings(file, flagged, run, workdir)
+  assert applied.data.args == run.data.args | {"exif": False}
   assert "config.data.exif=false, as in the run in" in capsys.readouterr().out
-  parts = build.build(begun, jax.devices()[:1])
+  parts = build.build(applied, jax.devices()[:1])
   assert train.find_workdir_conflict(workdir, parts, accept=True) is None
   explicit = flagged | {"data.exif": "true"}
   run = build.complete(config.resolve(flags.load_config(file, explicit)))
@@ -258,11 +258,11 @@ MESHES = {
 }  # fmt: skip
 
 
-def on(devices, **changes):
+def build_on(devices, **changes):
   return runs.parts(devices, **({"model.heads": 2, "optim.clip": "none"} | changes))
 
 
-def stepped(parts):
+def train_parameters(parts):
   """Returns the parameters after all steps of a run, without evaluations and checkpoints."""
   step, state = parts.compile(), parts.init()
   with contextlib.closing(parts.batches(0)) as batches:
@@ -272,16 +272,16 @@ def stepped(parts):
 
 
 @functools.cache
-def single(plain):
+def train_on_one_device(plain):
   """Returns the parameters of the run on one device, with or without random layers of the model."""
-  return stepped(on(1, **({"model.attention_dropout": 0, "model.stochastic_depth": 0} if plain else {})))
+  return train_parameters(build_on(1, **({"model.attention_dropout": 0, "model.stochastic_depth": 0} if plain else {})))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", MESHES)
 def test_every_mesh_trains_the_same_model(name):
   devices, changes = MESHES[name]
-  found, expected = stepped(on(devices, **changes)), single("accumulate" in str(changes))
+  found, expected = train_parameters(build_on(devices, **changes)), train_on_one_device("accumulate" in str(changes))
   for path, value in expected.items():
     np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
 
@@ -292,10 +292,10 @@ def test_run_resumes_on_fewer_devices_with_the_same_result(tmp_path, after, caps
   def dies(params, poll):
     raise InterruptedError
 
-  parts = dataclasses.replace(on(8), evals={"test": experiment.Eval(7, dies)})
+  parts = dataclasses.replace(build_on(8), evals={"test": experiment.Eval(7, dies)})
   with pytest.raises(InterruptedError):
     loop.train(parts, tmp_path)
-  after_it = on(after)
+  after_it = build_on(after)
   loop.train(after_it, tmp_path)
   assert (
     f"devices: 8 x cpu in 1 process at the last checkpoint, {after} x cpu in 1 process now. Low-order bits may differ"
@@ -305,7 +305,7 @@ def test_run_resumes_on_fewer_devices_with_the_same_result(tmp_path, after, caps
     checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(after_it.mesh), read_only=True)
   ) as store:
     found = jax.device_get(store.restore(after_it.state_shapes)[0].params)
-  for path, value in single(False).items():
+  for path, value in train_on_one_device(False).items():
     np.testing.assert_allclose(found[path], value, atol=1e-5, err_msg=path)
 
 

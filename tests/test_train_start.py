@@ -46,8 +46,8 @@ def test_settings_of_an_older_run_on_other_data_are_ignored(tmp_path, monkeypatc
   file = str(runs.ROOT / "configs/digits.py")
   run = build.complete(config.resolve(flags.load_config(file)))
   monkeypatch.setattr(provenance, "stored_config", lambda *_: {"data": {"name": "folder", "path": "x"}})
-  begun = train.apply_stored_settings(file, {}, run, tmp_path)  # `objection` reports that the data differ
-  assert begun.data.args == run.data.args | {"exif": False} and "class_order" not in capsys.readouterr().out
+  applied = train.apply_stored_settings(file, {}, run, tmp_path)  # `objection` reports that the data differ
+  assert applied.data.args == run.data.args | {"exif": False} and "class_order" not in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="needs a directory in which nothing can be made")

@@ -28,13 +28,13 @@ def both(tmp_path_factory):
   for prefix, arrays in (("model.", RAW), ("model_ema.", AVERAGE)):
     tensors |= {prefix + name: tensor for name, tensor in importers.export_tensors(arrays, MODEL, "timm").items()}
   folder = tmp_path_factory.mktemp("both")
-  beside = '{"architecture": "vit_small_patch8_224", "model_args": {"num_heads": 2, "act_layer": "gelu_tanh"}}'
-  (folder / "config.json").write_text(beside)
+  config = '{"architecture": "vit_small_patch8_224", "model_args": {"num_heads": 2, "act_layer": "gelu_tanh"}}'
+  (folder / "config.json").write_text(config)
   safetensors.numpy.save_file({name: np.ascontiguousarray(t) for name, t in tensors.items()}, folder / "w.safetensors")
   return folder / "w.safetensors"
 
 
-def selected(arrays) -> str:
+def identify_weights(arrays) -> str:
   """Returns whether weights are the averaged or the raw ones."""
   key = "blocks/0/mlp/up/kernel"
   assert np.array_equal(arrays[key], AVERAGE[key]) or np.array_equal(arrays[key], RAW[key])
@@ -67,17 +67,17 @@ def test_convert_and_inspect_select_weights(both, tmp_path, capsys, choice, expe
   target = tmp_path / "new/folder/out.npz"
   convert.main([str(both), str(target), *as_flags(choice)])
   check_notes(capsys.readouterr().out.splitlines(), expected)
-  assert selected(importers.load(target)[1]) == expected
+  assert identify_weights(importers.load(target)[1]) == expected
   convert.main(["--inspect", str(both), *as_flags(choice)])
   check_notes(capsys.readouterr().out.splitlines(), expected)
 
 
 @each_choice
 def test_predict_selects_weights(both, choice, expected):
-  asked = argparse.Namespace(weights=str(both), image_size=None, **{"ema": None, "prefix": None} | choice)
-  use = predict.load_weights(asked)
+  arguments = argparse.Namespace(weights=str(both), image_size=None, **{"ema": None, "prefix": None} | choice)
+  use = predict.load_weights(arguments)
   check_notes(use.notes, expected)
-  assert selected(use.arrays) == expected
+  assert identify_weights(use.arrays) == expected
   assert stored.read_normalisation(both, **choice).keys() == {"mean", "std"}
 
 
@@ -86,7 +86,7 @@ def test_load_in_python_selects_weights(both):
   for choice, expected in CHOICES[1:4]:
     model = vit_jax.load(both, **choice)
     check_notes(model.notes, expected)
-    assert selected(model.params) == expected
+    assert identify_weights(model.params) == expected
 
 
 @each_choice
@@ -95,7 +95,7 @@ def test_fewshot_selects_weights(both, choice, expected):
   measured = dataclasses.replace(measured, **choice)
   weights = fewshot.load_weights(str(both), measured)
   check_notes(weights.notes, expected)
-  assert selected(weights.arrays) == expected
+  assert identify_weights(weights.arrays) == expected
 
 
 @each_choice
@@ -104,14 +104,14 @@ def test_init_of_a_run_selects_weights(both, choice, expected):
   init = config.resolve(flags.load_config(str(runs.ROOT / "configs/digits.py"), words)).init
   arrays, notes = importers.load_fitted(init.from_, MODEL, init.head, init.ema, init.prefix)
   check_notes(notes, expected)
-  assert selected(arrays) == expected
+  assert identify_weights(arrays) == expected
 
 
 @each_choice
 def test_teacher_selects_weights(both, choice, expected):
   frozen = importers.open_frozen(str(both), 32, "float32", **choice)
   check_notes(frozen.notes, expected)
-  assert selected(frozen.load()) == expected
+  assert identify_weights(frozen.load()) == expected
 
 
 @pytest.mark.long

@@ -114,7 +114,7 @@ def test_every_reader_recognises_a_copy_and_rejects_other_labels(form, mixed, tm
   write, reader = forms.FORMS[form]
   pictures = [image(i) for i in range(12)]
 
-  def opened(path):
+  def open_data(path):
     args = {"path": str(path), "test": "train"}
     parts = [args | {"name": reader}, args | {"name": reader, "weight": 0.5}]
     choice = Choice("mixture", {"parts": parts}) if mixed else Choice(reader, args)
@@ -122,14 +122,14 @@ def test_every_reader_recognises_a_copy_and_rejects_other_labels(form, mixed, tm
       return catalog.open_split(choice, "train")
 
   write(tmp_path / "data", pictures, [i % 3 for i in range(12)])
-  before = described(opened(tmp_path / "data"))
+  before = described(open_data(tmp_path / "data"))
   shutil.copytree(tmp_path / "data", tmp_path / "copy")
-  again = described(opened(tmp_path / "copy"))
+  again = described(open_data(tmp_path / "copy"))
   assert (
     provenance.find_data_conflict(before["data"], again["data"]) is None and provenance.list_notes(before, again) == []
   )
   write(tmp_path / "other", pictures, [(i + (i == 5)) % 3 for i in range(12)])
-  objection = provenance.find_data_conflict(before["data"], described(opened(tmp_path / "other"))["data"])
+  objection = provenance.find_data_conflict(before["data"], described(open_data(tmp_path / "other"))["data"])
   assert objection and "differ" in objection, objection
 
 

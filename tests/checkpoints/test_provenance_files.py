@@ -19,7 +19,7 @@ def photos(tmp_path):
   return photographs.write(tmp_path / "photos")
 
 
-def copied(path):
+def copy_photos(path):
   """Copies the photos to another folder and keeps their modification times."""
   return shutil.copytree(path, path.parent / "copy")
 
@@ -51,14 +51,14 @@ def touch(path):
   os.utime(path / "a/3.png", ns=(0, 0))
 
 
-def unsampled(path):
+def list_unsampled(path):
   """Returns two images that are not in the recorded sample of contents."""
   names = [source(path).identify(i) for i in range(len(source(path)))]
   return [path / name for i, name in enumerate(names) if i not in samples.spaced_numbers(len(names))][:2]
 
 
 def replace_pixels_of_two(path):
-  for file in unsampled(path):
+  for file in list_unsampled(path):
     before, content = file.stat(), bytearray(file.read_bytes())
     content[-20] ^= 0xFF
     file.write_bytes(content)
@@ -67,7 +67,7 @@ def replace_pixels_of_two(path):
 
 def replace_two(path):
   """Replaces two images by other files with equal sizes and modification times, like `rsync -a`."""
-  for file in unsampled(path):
+  for file in list_unsampled(path):
     other = file.with_suffix(".new")
     other.write_bytes(bytes(file.stat().st_size))
     os.utime(other, ns=(file.stat().st_mtime_ns, file.stat().st_mtime_ns))
@@ -75,7 +75,7 @@ def replace_two(path):
 
 
 def protect_one(path):
-  unsampled(path)[0].chmod(0o600)
+  list_unsampled(path)[0].chmod(0o600)
 
 
 def protect_all(path):
@@ -109,7 +109,7 @@ def test_file_with_the_last_change_is_named(photos):
   before = described(source(photos))["data"]
   replace_pixels_of_two(photos)
   objection = provenance.find_data_conflict(before, described(source(photos))["data"])
-  assert objection.endswith(f"The last one is {str(unsampled(photos)[1].relative_to(photos))!r}")
+  assert objection.endswith(f"The last one is {str(list_unsampled(photos)[1].relative_to(photos))!r}")
 
 
 def test_changed_permissions_of_all_files_are_accepted(photos):
@@ -128,7 +128,7 @@ def test_checkpoint_without_status_change_times_is_accepted(photos):
 
 def test_same_data_in_another_folder_are_accepted(photos):
   before = described(source(photos))
-  now = described(source(copied(photos)))
+  now = described(source(copy_photos(photos)))
   assert provenance.find_data_conflict(before["data"], now["data"]) is None
   assert provenance.list_notes(before, now) == []
 

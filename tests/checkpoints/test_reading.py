@@ -68,21 +68,21 @@ def test_changed_bytes_of_parameters_are_an_error(tmp_path):
     checkpoints.read_weights(tmp_path / "b")
 
 
-def edited(folder, change):
+def edit_metadata(folder, change):
   """Changes the metadata file of a checkpoint."""
   file = folder / "about/metadata"
-  said = json.loads(file.read_text())
-  change(said)
-  file.write_text(json.dumps(said))
+  metadata = json.loads(file.read_text())
+  change(metadata)
+  file.write_text(json.dumps(metadata))
 
 
 EDITS = {
-  "a value": lambda said: said["run"].update(seconds=5.0),
-  "one more": lambda said: said["run"].update(heads=4),
-  "nothing left": lambda said: said["run"].clear(),
-  "no object": lambda said: said.update(run=[1]),
-  "a fingerprint": lambda said: said["fingerprint"].update({"params/head/bias": 1}),
-  "no fingerprint": lambda said: said.pop("fingerprint"),
+  "a value": lambda metadata: metadata["run"].update(seconds=5.0),
+  "one more": lambda metadata: metadata["run"].update(heads=4),
+  "nothing left": lambda metadata: metadata["run"].clear(),
+  "no object": lambda metadata: metadata.update(run=[1]),
+  "a fingerprint": lambda metadata: metadata["fingerprint"].update({"params/head/bias": 1}),
+  "no fingerprint": lambda metadata: metadata.pop("fingerprint"),
 }
 
 
@@ -90,7 +90,7 @@ EDITS = {
 def test_edited_metadata_makes_a_checkpoint_unreadable(tmp_path, edit, caplog):
   g = grid()
   saved(tmp_path, (10, 20), g).close()
-  edited(tmp_path / "checkpoints/20", EDITS[edit])
+  edit_metadata(tmp_path / "checkpoints/20", EDITS[edit])
   assert checkpoints.read_description(tmp_path) == {"seconds": 10.0}
   assert checkpoints.read_weights(tmp_path)[1] == {"seconds": 10.0}
   assert f"{tmp_path}/checkpoints/20 cannot be read (" in caplog.text and "weights of step 10 are used" in caplog.text
@@ -103,7 +103,7 @@ def test_edited_metadata_makes_a_checkpoint_unreadable(tmp_path, edit, caplog):
 
 def test_checkpoint_of_an_older_version_without_a_digest_is_read(tmp_path):
   saved(tmp_path, (10,), grid()).close()
-  edited(tmp_path / "checkpoints/10", lambda said: said.pop("sha256"))
+  edit_metadata(tmp_path / "checkpoints/10", lambda metadata: metadata.pop("sha256"))
   assert checkpoints.read_description(tmp_path) == {"seconds": 10.0} == checkpoints.read_weights(tmp_path)[1]
   assert checkpoints.describe_damage(str(tmp_path)) == checkpoints.describe_damage(str(tmp_path / "nothing")) == ""
 

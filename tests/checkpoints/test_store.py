@@ -147,25 +147,25 @@ def test_read_only_store_does_not_rename_checkpoints(tmp_path):
   assert (tmp_path / "checkpoints/2").is_dir()
 
 
-def unmerged(folder):
+def remove_manifest(folder):
   """Removes the manifest of all arrays, which Orbax does not write for names with brackets (a bug)."""
   (folder / "state/manifest.ocdbt").unlink()
 
 
-def without_an_array(folder):
+def rename_array(folder):
   (folder / "state/_METADATA").write_text(re.sub("head/bias", "head/bios", (folder / "state/_METADATA").read_text()))
 
 
-def with_zeros(folder):
+def write_zeros(folder):
   for file in (folder / "state").rglob("d/*"):
     file.write_bytes(bytes(file.stat().st_size))
 
 
-def without_a_description(folder):
+def remove_description(folder):
   (folder / "about/metadata").unlink()
 
 
-UNREADABLE = [unmerged, without_an_array, with_zeros, without_a_description]
+UNREADABLE = [remove_manifest, rename_array, write_zeros, remove_description]
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_unreadable_save_is_discarded_and_removes_no_checkpoint(tmp_path, spoile
 
 
 def test_first_save_of_a_process_is_read_back_before_it_returns(tmp_path, spoiled):
-  spoiled.append(unmerged)
+  spoiled.append(remove_manifest)
   checkpoint = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(grid()))
   with pytest.raises(OSError, match=r"cannot be read back.*No earlier checkpoint exists"):
     checkpoint.save(10, state(10, grid()), {})

@@ -22,7 +22,7 @@ def test_override_without_a_value_is_an_error():
 
 
 @pytest.mark.parametrize(
-  ("body", "says"),
+  ("body", "message"),
   [
     ("def get_config(): return 3", "returned a int"),
     ("def get_config(): return undefined", "NameError"),
@@ -36,10 +36,10 @@ def test_override_without_a_value_is_an_error():
     ("a = '\0'", "null bytes"),
   ],
 )
-def test_broken_config_file_is_an_error_with_its_cause(tmp_path, body, says):
+def test_broken_config_file_is_an_error_with_its_cause(tmp_path, body, message):
   file = tmp_path / "c.py"
   file.write_text(body)
-  with pytest.raises(ConfigError, match=says):
+  with pytest.raises(ConfigError, match=message):
     flags.load_config(str(file))
 
 
@@ -172,15 +172,15 @@ def test_error_without_recipes_names_their_repository_folder(tmp_path, monkeypat
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ConfigError) as error:
     flags.load_config("configs/digits.py")
-  said = str(error.value)
-  assert said.startswith(
+  message = str(error.value)
+  assert message.startswith(
     "--config: no file 'configs/digits.py'. The recipes are in the folder configs/ of the repository"
   )
-  assert "Allowed" not in said and "docs/extend/index.md" in said
+  assert "Allowed" not in message and "docs/extend/index.md" in message
 
 
 @pytest.mark.parametrize(
-  ("name", "body", "says"),
+  ("name", "body", "message"),
   [
     ("notes.md", "# Notes", r"'notes\.md' is not a Python file\. A config ends in \.py"),
     ("run.py", "open('made', 'w')", r"run\.py does not define get_config\(\), so it was not run as a config"),
@@ -188,10 +188,10 @@ def test_error_without_recipes_names_their_repository_folder(tmp_path, monkeypat
      r"returned a Sweep, not recipe\(\.\.\.\)\. Return it from sweep\(\), and use python -m vit_jax\.sweep"),
   ],
 )  # fmt: skip
-def test_file_that_is_not_a_config_is_an_error_and_not_run(tmp_path, monkeypatch, name, body, says):
+def test_file_that_is_not_a_config_is_an_error_and_not_run(tmp_path, monkeypatch, name, body, message):
   monkeypatch.chdir(tmp_path)
   (tmp_path / name).write_text(body)
-  with pytest.raises(ConfigError, match=says):
+  with pytest.raises(ConfigError, match=message):
     flags.load_config(name)
   assert not (tmp_path / "made").exists()
 

@@ -47,7 +47,7 @@ def test_measurement_has_limits_and_no_keys_of_a_run():
 
 
 @pytest.mark.parametrize(
-  ("key", "text", "says"),
+  ("key", "text", "message"),
   [
     ("bacth", "1", r"config.bacth: unknown key.*value '1'.*Did you mean 'batch'"),
     ("mehs.data", "1", r"no group 'mehs'. Did you mean --config.mesh.data=1\?$"),
@@ -65,24 +65,24 @@ def test_measurement_has_limits_and_no_keys_of_a_run():
     ("optim.lr.x", "3", r"config.optim has no group 'lr'"),
   ],
 )
-def test_errors_name_the_key_the_value_and_the_allowed_values(key, text, says):
+def test_errors_name_the_key_the_value_and_the_allowed_values(key, text, message):
   c = small()
-  with pytest.raises(ConfigError, match=says):
+  with pytest.raises(ConfigError, match=message):
     flags.set_value(c, key, text)
     resolve(c)
 
 
 @pytest.mark.parametrize(
-  ("key", "says"),
+  ("key", "message"),
   [
     ("width", r"config.width: unknown key.*Did you mean --config.data.width=1\?$"),
     ("optim.data.width", r"config has no group 'optim'. Did you mean --config.data.width=1\?$"),
     ("crop.name", r"config has no group 'crop'. Did you mean --config.data.crop.name=1\?$"),
   ],
 )
-def test_misplaced_key_suggests_its_right_place(key, says):
+def test_misplaced_key_suggests_its_right_place(key, message):
   c = recipe(data=dict(name="d", width=3, crop=dict(name="x")), optim=1, model=1, total=1, batch=1)
-  with pytest.raises(ConfigError, match=says):
+  with pytest.raises(ConfigError, match=message):
     flags.set_value(c, key, "1")
     resolve(c)
 

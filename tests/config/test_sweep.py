@@ -37,7 +37,7 @@ def test_sample_depends_on_its_seed_and_extends_smaller_samples():
 
 
 @pytest.mark.parametrize(
-  ("make", "says"),
+  ("make", "message"),
   [
     (lambda: config.log_uniform(0, 1), "0 to 1 is not a range to draw from by logarithm"),
     (lambda: config.uniform(2, 1), "2 to 1 is not a range"),
@@ -53,6 +53,6 @@ def test_sample_depends_on_its_seed_and_extends_smaller_samples():
     (lambda: config.Sweep([{}], decide=None, final=[{}]), "no metric selects it"),
   ],
 )
-def test_invalid_arguments_are_errors_with_allowed_values(make, says):
-  with pytest.raises(ConfigError, match=says):
+def test_invalid_arguments_are_errors_with_allowed_values(make, message):
+  with pytest.raises(ConfigError, match=message):
     make()

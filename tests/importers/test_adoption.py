@@ -33,7 +33,7 @@ def siglip(folder):
   return small_weights.file(folder, small_weights.described(gelu="tanh", pool="map"), **SIGLIP)
 
 
-def resolved(path, model=(), **data):
+def resolve_run(path, model=(), **data):
   """Returns a run that starts from weights and sets only the given arguments."""
   return config.resolve(
     config.recipe(
@@ -47,7 +47,7 @@ def resolved(path, model=(), **data):
   )
 
 
-def chosen(run):
+def select_settings(run):
   model = schema.flatten_choices(run.model.args)
   return {key: model[key] for key in ("gelu", "norm.eps", "resampling")} | {
     key: run.data.args[key] for key in ("mean", "std", "test_crop")
@@ -55,9 +55,9 @@ def chosen(run):
 
 
 def test_run_adopts_the_settings_of_weights_like_deit(tmp_path):
-  before = resolved(deit(tmp_path))
+  before = resolve_run(deit(tmp_path))
   run = build.complete(before)
-  assert chosen(run) == {
+  assert select_settings(run) == {
     "gelu": "erf",
     "norm.eps": 1e-6,
     "resampling": "bicubic_antialiased",
@@ -73,20 +73,22 @@ def test_run_adopts_the_settings_of_weights_like_deit(tmp_path):
 
 
 def test_run_adopts_the_settings_of_weights_like_siglip(tmp_path):
-  run = build.complete(resolved(siglip(tmp_path), {"pool": "map", "gelu": "erf"}))
-  assert chosen(run) | {"gelu": "tanh", "resampling": "zoom"} == chosen(build.complete(resolved("none"))) | {
-    "test_crop": Choice("torchvision", {"ratio": 1.0, "interpolation": "bicubic"})
-  }
+  run = build.complete(resolve_run(siglip(tmp_path), {"pool": "map", "gelu": "erf"}))
+  assert select_settings(run) | {"gelu": "tanh", "resampling": "zoom"} == select_settings(
+    build.complete(resolve_run("none"))
+  ) | {"test_crop": Choice("torchvision", {"ratio": 1.0, "interpolation": "bicubic"})}
   assert run.model.args["gelu"] == "erf"  # set by the config
-  assert build.complete(resolved(siglip(tmp_path), {"pool": "map"})).model.args["gelu"] == "tanh"
+  assert build.complete(resolve_run(siglip(tmp_path), {"pool": "map"})).model.args["gelu"] == "tanh"
   named = {"name": "vit_small_patch16_224", "pool": "map"}  # its default is erf
-  assert build.complete(resolved(siglip(tmp_path), named)).model.args["gelu"] == "tanh"
+  assert build.complete(resolve_run(siglip(tmp_path), named)).model.args["gelu"] == "tanh"
 
 
 def test_config_has_priority_and_the_note_lists_flags_of_the_file(tmp_path):
-  before = resolved(deit(tmp_path), {"gelu": "tanh", "eps": 1e-5}, mean=(0.1, 0.2, 0.3), test_crop={"name": "resize"})
+  before = resolve_run(
+    deit(tmp_path), {"gelu": "tanh", "eps": 1e-5}, mean=(0.1, 0.2, 0.3), test_crop={"name": "resize"}
+  )
   run = build.complete(before)
-  assert chosen(run) | {"std": None, "resampling": None} == {
+  assert select_settings(run) | {"std": None, "resampling": None} == {
     "gelu": "tanh",
     "norm.eps": 1e-5,
     "mean": (0.1, 0.2, 0.3),
@@ -104,7 +106,7 @@ def test_config_has_priority_and_the_note_lists_flags_of_the_file(tmp_path):
 @pytest.mark.parametrize("path", ["gone.npz", "damaged.npz", None])
 def test_unreadable_weights_and_other_families_change_no_setting(tmp_path, path):
   (tmp_path / "damaged.npz").write_bytes(b"PK\x03\x04")
-  before = resolved(deit(tmp_path) if path is None else tmp_path / path)
+  before = resolve_run(deit(tmp_path) if path is None else tmp_path / path)
   if path is None:
     before = dataclasses.replace(before, model=Choice("Mixer-S/16"))
   assert build.complete(before) == build.complete(before, adopt=False)
@@ -116,7 +118,7 @@ def test_run_adopts_the_settings_of_a_workdir(tmp_path, monkeypatch):
   about = {"model": small_weights.described(gelu="erf").to_json(), "identity": {"config": {"data": data}}}
   (tmp_path / "checkpoints").mkdir()
   monkeypatch.setattr(adoption.checkpoints, "read_description", lambda *_: about)
-  run = build.complete(resolved(tmp_path))
+  run = build.complete(resolve_run(tmp_path))
   assert (run.model.args["gelu"], run.data.args["mean"], run.data.args["std"]) == ("erf", (0.1,) * 3, (0.2,) * 3)
   assert run.data.args["test_crop"].args["resize"] == 60  # for images of 48 px
 

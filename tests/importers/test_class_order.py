@@ -15,12 +15,12 @@ CLASSES = tuple(sorted(NAMES))
 HEADS = ("head/kernel", "head/bias")
 
 
-def by_name(arrays, names):
+def map_by_class(arrays, names):
   """Returns the head's parameters of each class by class name."""
   return {name: [arrays[path][..., i].tolist() for path in HEADS] for i, name in enumerate(names)}
 
 
-def labelled(folder, names=NAMES):
+def write_labelled(folder, names=NAMES):
   """Writes a file in timm's layout with class names."""
   folder.mkdir(exist_ok=True)
   return str(small_weights.file(folder, label_names=list(names)))
@@ -28,36 +28,36 @@ def labelled(folder, names=NAMES):
 
 def test_head_outputs_follow_the_class_order_of_the_data(tmp_path):
   want, original = small_weights.described(), small_weights.arrays(small_weights.described())
-  path = labelled(tmp_path)
+  path = write_labelled(tmp_path)
   for head in ("keep", "auto"):
     arrays, notes = importers.load_fitted(path, want, head, classes=CLASSES)
-    assert by_name(arrays, CLASSES) == by_name(original, NAMES)
+    assert map_by_class(arrays, CLASSES) == map_by_class(original, NAMES)
     assert all((arrays[key] == original[key]).all() for key in original if key not in HEADS)
     (note,) = (note for note in notes if note.startswith("head: outputs moved"))
     assert "'=cat' is number 0 and 0" not in note and "is number" in note
   for classes in (NAMES, (), ("some", "other", "names", "of", "seven", "classes", "x")):
     arrays, notes = importers.load_fitted(path, want, "keep", classes=classes)
-    assert by_name(arrays, NAMES) == by_name(original, NAMES) and not any("moved" in note for note in notes)
+    assert map_by_class(arrays, NAMES) == map_by_class(original, NAMES) and not any("moved" in note for note in notes)
   arrays, notes = importers.load_fitted(path, want, "new", classes=CLASSES)
   assert not arrays["head/kernel"].any() and not any("moved" in note for note in notes)
 
 
 def test_teacher_outputs_follow_the_class_order_of_the_student(tmp_path):
-  frozen = importers.open_frozen(labelled(tmp_path), 32, "float32", classes=CLASSES)
+  frozen = importers.open_frozen(write_labelled(tmp_path), 32, "float32", classes=CLASSES)
   original = small_weights.arrays(small_weights.described())
-  assert by_name(frozen.load(), CLASSES) == by_name(original, NAMES)
+  assert map_by_class(frozen.load(), CLASSES) == map_by_class(original, NAMES)
   assert any(note.startswith("head: outputs moved") for note in frozen.notes)
   odd = (*NAMES[1:], "new")
   with pytest.raises(ConfigError, match=re.escape(str(tmp_path)) + r".*'dog' is number 1 and 0.*; other names differ"):
-    importers.open_frozen(labelled(tmp_path), 32, "float32", classes=odd)
+    importers.open_frozen(write_labelled(tmp_path), 32, "float32", classes=odd)
 
 
 def test_partly_equal_classes_are_an_error_or_a_note(tmp_path):
-  want, path, odd = small_weights.described(), labelled(tmp_path), (*NAMES[1:], "new")
+  want, path, odd = small_weights.described(), write_labelled(tmp_path), (*NAMES[1:], "new")
   with pytest.raises(ConfigError, match=r"'dog' is number 1 and 0.*; other names differ\. .*init\.head=new"):
     importers.load_fitted(path, want, "keep", classes=odd)
   arrays, notes = importers.load_fitted(path, want, "auto", classes=odd)
-  assert by_name(arrays, NAMES) == by_name(small_weights.arrays(want), NAMES)
+  assert map_by_class(arrays, NAMES) == map_by_class(small_weights.arrays(want), NAMES)
   assert any(note.startswith("head: classes of the weights are at other positions") for note in notes)
 
 
@@ -108,5 +108,5 @@ def test_head_of_a_workdir_is_reordered_like_that_of_a_file(tmp_path):
   about = {"model": want.to_json(), "use": {"classes": list(NAMES)}}
   checkpoints.write_weights(tmp_path / "w", small_weights.arrays(want), about)
   arrays, notes = importers.load_fitted(str(tmp_path / "w"), want, "keep", classes=CLASSES)
-  assert by_name(arrays, CLASSES) == by_name(small_weights.arrays(want), NAMES)
+  assert map_by_class(arrays, CLASSES) == map_by_class(small_weights.arrays(want), NAMES)
   assert any("outputs moved" in note for note in notes)

@@ -211,7 +211,7 @@ def test_integer_weights_are_an_error():
 
 
 @pytest.mark.parametrize(
-  ("name", "arguments", "says"),
+  ("name", "arguments", "message"),
   [
     ("vit_jax", {"layer_scale": 0.1}, r"'vit_jax' cannot store blocks/0/layer_scale1"),
     ("hf", {"pool": "map"}, r"'hf' implies head=cls, but this model has map"),
@@ -224,9 +224,9 @@ def test_integer_weights_are_an_error():
     ("vit_jax", {"position": "relative"}, r"cannot store blocks/0/attention/offsets"),
   ],
 )
-def test_models_that_a_layout_cannot_store_are_errors(name, arguments, says):
+def test_models_that_a_layout_cannot_store_are_errors(name, arguments, message):
   written, description, arrays = example(name, "ViT-S/8", SMALL | arguments, 32, 3)
-  with pytest.raises(ConfigError, match=says):
+  with pytest.raises(ConfigError, match=message):
     layout.write(written, arrays, description)
 
 

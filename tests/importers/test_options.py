@@ -40,18 +40,18 @@ def measurement(**words):
   return config.resolve(flags.load_config(str(runs.ROOT / "configs/fewshot.py:digits"), words), config.Measurement)
 
 
-def probed(path):
+def load_probe(path):
   return fewshot.load_weights(path, measurement()).notes
 
 
-def trained(path):
+def load_for_training(path):
   model = {f"model__{key}": value for key, value in MODEL.model.args.items()}
   return runs.parts(1, model__name=MODEL.model.name, init__from=path, **model).weights()[1]
 
 
 READ = {
-  "fewshot": (probed, "--config.ema=false", "--config.prefix=NAME"),
-  "train": (trained, "--config.init.ema=false", "--config.init.prefix=NAME"),
+  "fewshot": (load_probe, "--config.ema=false", "--config.prefix=NAME"),
+  "train": (load_for_training, "--config.init.ema=false", "--config.init.prefix=NAME"),
   "predict": (lambda path: importers.read(path).notes, "--no-ema", "--prefix=NAME"),
   "Python": (lambda path: vit_jax.load(path).notes, "ema=False", "prefix='NAME'"),
 }

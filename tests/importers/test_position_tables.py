@@ -8,7 +8,7 @@ from vit_jax.models import Description
 from vit_jax.schema import Choice
 
 
-def described(position):
+def describe(position):
   return Description(Choice("ViT-S/8", {"position": position, "pool": "distilled"}), 16, 3)
 
 
@@ -29,7 +29,7 @@ def tokens(arrays, leading):
 @pytest.mark.parametrize(("have", "want"), [("learned", "learned_patches"), ("learned_patches", "learned")])
 def test_converted_table_keeps_the_input_of_the_blocks(have, want):
   before = arrays(6 if have == "learned" else 4)
-  after, description = position_tables.convert_position(before, described(have), want)
+  after, description = position_tables.convert_position(before, describe(have), want)
   assert description.settings()["position"] == want
   for one, other in zip(tokens(before, have == "learned"), tokens(after, want == "learned"), strict=True):
     np.testing.assert_array_equal(one, other)
@@ -38,5 +38,5 @@ def test_converted_table_keeps_the_input_of_the_blocks(have, want):
 @pytest.mark.parametrize(("have", "want"), [("learned", "learned"), ("sincos2d", "learned"), ("learned", None)])
 def test_tables_without_a_change_are_returned_as_they_are(have, want):
   before = arrays(6)
-  after, description = position_tables.convert_position(before, described(have), want)
-  assert after is before and description == described(have)
+  after, description = position_tables.convert_position(before, describe(have), want)
+  assert after is before and description == describe(have)

@@ -90,7 +90,7 @@ def at_size(path, side):
   return models.functional(want).create(fitted)
 
 
-def drawn(model):
+def randomise(model):
   """Replaces all weights of a PyTorch model by large random ones, so that positions matter."""
   draw = torch.Generator().manual_seed(0)
   with torch.no_grad():
@@ -119,7 +119,7 @@ TRANSFORMERS = {
 def test_transformers_files_match_its_features_at_another_resolution(tmp_path, name, side):
   transformers = peers.transformers()
   made = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**SIZES, **TRANSFORMERS[name]))
-  model = drawn(made)
+  model = randomise(made)
   model.save_pretrained(tmp_path)
   images = torch.randn((2, 3, side, side), generator=torch.Generator().manual_seed(1))
   explicit = {} if name.startswith("Dinov2") else {"interpolate_pos_encoding": True}
@@ -154,7 +154,7 @@ TIMM = (
 def test_timm_files_match_its_logits_at_another_resolution(tmp_path, name, side):
   timm = peers.timm()
   sizes = {"img_size": 40, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
-  model = drawn(timm.create_model(name, **sizes))
+  model = randomise(timm.create_model(name, **sizes))
   arrays = {key: value.detach().numpy() for key, value in model.state_dict().items()}
   hints = {"name": name, "heads": 2, "image_size": 40}
   found = importers.recognise(arrays, hints)

@@ -20,7 +20,7 @@ def test_pattern_matches_every_name_in_the_group_of_its_row(name):
 
 
 @pytest.mark.parametrize(
-  ("name", "tensor", "says"),
+  ("name", "tensor", "message"),
   [
     (
       "timm",
@@ -34,12 +34,12 @@ def test_pattern_matches_every_name_in_the_group_of_its_row(name):
     ("hf", "vit.embeddings.position_embeddings", r"position_embeddings has the shape \(17, 64\)"),
   ],
 )
-def test_tensor_with_too_few_dimensions_is_an_error_with_its_shape(name, tensor, says):
+def test_tensor_with_too_few_dimensions_is_an_error_with_its_shape(name, tensor, message):
   written, description, arrays = example(name, "ViT-S/8", SMALL, 32, 3)
   tensors = layout.write(written, arrays, description)
   assert importers.recognise(tensors, {"heads": 2}).description.image_size == 32
   tensors[tensor] = tensors[tensor][0]
-  with pytest.raises(ConfigError, match=says):
+  with pytest.raises(ConfigError, match=message):
     importers.recognise(tensors, {"heads": 2})
 
 

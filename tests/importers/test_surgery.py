@@ -18,11 +18,11 @@ def table(rows, columns, width=5, seed=0):
   return np.random.default_rng(seed).standard_normal((rows * columns, width)).astype(np.float32)
 
 
-def described(name="ViT-Ti/8", image_size=32, classes=3, **arguments):
+def describe(name="ViT-Ti/8", image_size=32, classes=3, **arguments):
   return Description(Choice(name, {**TINY, **arguments}), image_size, classes)
 
 
-def drawn(description, seed=0):
+def draw_arrays(description, seed=0):
   rng = np.random.default_rng(seed)
   return {
     path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.compute_shapes(description).items()
@@ -37,8 +37,8 @@ def test_grids_follow_the_proportions_of_the_image():
 
 
 def test_layers_are_stacked_and_unstacked():
-  unscanned = described()
-  arrays = drawn(unscanned)
+  unscanned = describe()
+  arrays = draw_arrays(unscanned)
   paths = ["embedding/kernel", "blocks/mlp/up/kernel", "blocks/norm1/scale"]
   stacked = surgery.stack(arrays, paths)
   assert list(stacked) == paths
@@ -50,8 +50,8 @@ def test_layers_are_stacked_and_unstacked():
 
 @pytest.mark.parametrize("size", [64, (16, 40)])
 def test_new_resolution_keeps_the_class_token_and_resamples_patches(size):
-  have, want = described(), described(image_size=size)
-  arrays = drawn(have)
+  have, want = describe(), describe(image_size=size)
+  arrays = draw_arrays(have)
   fitted, notes = surgery.fit(arrays, have, want)
   rows, columns = (8, 8) if size == 64 else (2, 5)
   np.testing.assert_array_equal(fitted["position/table"][0], arrays["position/table"][0])
@@ -62,8 +62,8 @@ def test_new_resolution_keeps_the_class_token_and_resamples_patches(size):
 
 
 def test_both_leading_tokens_of_a_distilled_model_are_kept():
-  have, want = described(pool="distilled"), described(pool="distilled", image_size=64)
-  arrays = drawn(have)
+  have, want = describe(pool="distilled"), describe(pool="distilled", image_size=64)
+  arrays = draw_arrays(have)
   fitted, _ = surgery.fit(arrays, have, want)
   np.testing.assert_array_equal(fitted["position/table"][:2], arrays["position/table"][:2])
   assert fitted["position/table"].shape == (66, 8)
@@ -72,7 +72,7 @@ def test_both_leading_tokens_of_a_distilled_model_are_kept():
 def test_compact_models_are_resampled_like_their_official_code():
   sizes = {"width": 8, "depth": 1, "heads": 2, "hidden": 8}
   have, want = (Description(Choice("cct_2_3x2_32", sizes), size, 3) for size in (32, 48))
-  arrays = drawn(have)
+  arrays = draw_arrays(have)
   fitted, _ = surgery.fit(arrays, have, want)
   expected = resample(arrays["position/table"], (8, 8), (12, 12), "bilinear")
   np.testing.assert_array_equal(fitted["position/table"], expected)
@@ -83,8 +83,8 @@ def test_compact_models_are_resampled_like_their_official_code():
   [("auto", 3, True), ("auto", 5, False), ("new", 3, False), ("keep", 3, True), ("auto", 0, None)],
 )
 def test_head_is_kept_or_replaced_by_zeros_or_omitted(head, classes, kept):
-  have, want = described(), described(classes=classes)
-  arrays = drawn(have)
+  have, want = describe(), describe(classes=classes)
+  arrays = draw_arrays(have)
   fitted, notes = surgery.fit(arrays, have, want, head)
   if kept is None:
     assert "head/kernel" not in fitted
@@ -97,22 +97,22 @@ def test_head_is_kept_or_replaced_by_zeros_or_omitted(head, classes, kept):
 
 def test_keeping_a_head_of_another_size_is_an_error():
   with pytest.raises(ConfigError, match=r"head has 3 classes, but this model has 5.*init.head=new"):
-    surgery.fit(drawn(described()), described(), described(classes=5), "keep")
+    surgery.fit(draw_arrays(describe()), describe(), describe(classes=5), "keep")
 
 
 def test_pre_logits_are_removed_only_together_with_their_head():
-  have = described(pre_logits=6)
-  fitted, notes = surgery.fit(drawn(have), have, described(classes=5))
+  have = describe(pre_logits=6)
+  fitted, notes = surgery.fit(draw_arrays(have), have, describe(classes=5))
   assert not any(path.startswith("pre_logits") for path in fitted)
   assert any("pre_logits: left out" in note for note in notes)
   with pytest.raises(ConfigError, match="left over: pre_logits/bias"):
-    surgery.fit(drawn(have), have, described())
-  kept, _ = surgery.fit(drawn(have), have, described(classes=5, pre_logits=6))
+    surgery.fit(draw_arrays(have), have, describe())
+  kept, _ = surgery.fit(draw_arrays(have), have, describe(classes=5, pre_logits=6))
   assert "pre_logits/kernel" in kept
 
 
 @pytest.mark.parametrize(
-  ("want", "says"),
+  ("want", "message"),
   [
     ({"width": 16}, r"blocks/0/attention/key/bias is \(2, 4\) in the file, \(2, 8\) in the model"),
     ({"depth": 3}, "missing: blocks/2/"),
@@ -122,18 +122,18 @@ def test_pre_logits_are_removed_only_together_with_their_head():
     ({"name": "Mixer-S/16"}, "missing: blocks/0/tokens/"),
   ],
 )
-def test_another_model_is_an_error_with_differences_and_flags(want, says):
-  have = described()
+def test_another_model_is_an_error_with_differences_and_flags(want, message):
+  have = describe()
   name, size = want.pop("name", "ViT-Ti/8"), want.pop("image_size", 32)
   wanted = Description(Choice(name, want if name.startswith("Mixer") else {**TINY, **want}), size, 3)
-  with pytest.raises(ConfigError, match=says) as error:
-    surgery.fit(drawn(have), have, wanted)
+  with pytest.raises(ConfigError, match=message) as error:
+    surgery.fit(draw_arrays(have), have, wanted)
   assert "--config.model.name=ViT-Ti/8 --config.model.width=8" in str(error.value)
 
 
 def test_arguments_that_change_outputs_are_noted():
-  have, want = described(gelu="erf"), described()
-  _, notes = surgery.fit(drawn(have), have, want)
+  have, want = describe(gelu="erf"), describe()
+  _, notes = surgery.fit(draw_arrays(have), have, want)
   assert notes == ["model.gelu: the file's model has erf, but this model has tanh"]
 
 
@@ -143,7 +143,7 @@ def test_relative_tables_of_swin_are_resampled_to_the_window():
     Description(Choice("swin_tiny_patch4_window7_224", {**sizes, "window": window}), size, 3)
     for window, size in ((4, 32), (8, 64))
   )
-  arrays = drawn(have)
+  arrays = draw_arrays(have)
   fitted, notes = surgery.fit(arrays, have, want)
   path = next(path for path in arrays if path.endswith("attention/table"))
   np.testing.assert_array_equal(fitted[path], resample(arrays[path], (7, 7), (15, 15), "bicubic"))
@@ -151,22 +151,22 @@ def test_relative_tables_of_swin_are_resampled_to_the_window():
 
 
 @pytest.mark.parametrize(
-  ("have", "want", "says"),
+  ("have", "want", "message"),
   [
     ({}, {"registers": 2}, "missing: registers"),
     ({"registers": 2}, {}, "left over: registers"),
     ({"registers": 2}, {"registers": 4}, r"registers is \(2, \d+\) in the file, \(4, \d+\) in the model"),
   ],
 )
-def test_another_number_of_registers_is_an_error(have, want, says):
-  have, want = described(**have), described(**want)
-  with pytest.raises(ConfigError, match=says):
-    surgery.fit(drawn(have), have, want)
+def test_another_number_of_registers_is_an_error(have, want, message):
+  have, want = describe(**have), describe(**want)
+  with pytest.raises(ConfigError, match=message):
+    surgery.fit(draw_arrays(have), have, want)
 
 
 def test_resampling_positions_keeps_registers():
-  have, want = described(registers=2), described(registers=2, image_size=64)
-  given = drawn(have)
+  have, want = describe(registers=2), describe(registers=2, image_size=64)
+  given = draw_arrays(have)
   fitted, _ = surgery.fit(given, have, want)
   np.testing.assert_array_equal(fitted["registers"], given["registers"])
   np.testing.assert_array_equal(fitted["position/table"][0], given["position/table"][0])
@@ -182,8 +182,8 @@ def test_mixer_at_another_image_size_is_an_error():
 @pytest.mark.parametrize("position_at", ["input", "each", "shared"])
 @pytest.mark.parametrize("position", ["learned", "factored"])
 def test_positions_are_resampled_for_every_place_of_addition(position, position_at):
-  have, want = (described(image_size=size, position=position, position_at=position_at) for size in (32, 48))
-  arrays = drawn(have)
+  have, want = (describe(image_size=size, position=position, position_at=position_at) for size in (32, 48))
+  arrays = draw_arrays(have)
   fitted, notes = surgery.fit(arrays, have, want)
   assert {path: array.shape for path, array in fitted.items()} == layout.compute_shapes(want)
   paths = [path for path in arrays if "position/" in path]
@@ -197,8 +197,8 @@ def test_positions_are_resampled_for_every_place_of_addition(position, position_
 
 @pytest.mark.parametrize(("kind", "before"), [("learned_patches", 0), ("learned", 1), ("learned_all", 3)])
 def test_position_rows_of_prefix_tokens_are_kept(kind, before):
-  have, want = (described(image_size=size, position=kind, registers=2) for size in (32, 48))
-  arrays = drawn(have)
+  have, want = (describe(image_size=size, position=kind, registers=2) for size in (32, 48))
+  arrays = draw_arrays(have)
   fitted, _ = surgery.fit(arrays, have, want)
   table = arrays["position/table"]
   np.testing.assert_array_equal(fitted["position/table"][:before], table[:before])
@@ -208,14 +208,14 @@ def test_position_rows_of_prefix_tokens_are_kept(kind, before):
 
 @pytest.mark.heavy
 def test_tables_with_and_without_a_class_token_row_convert_exactly():
-  whole, patches = (described(position=position) for position in ("learned", "learned_patches"))
+  whole, patches = (describe(position=position) for position in ("learned", "learned_patches"))
   images = modules.images(32, 2)
 
   def logits(description, arrays):
     return np.asarray(models.functional(description).create(arrays)(images))
 
   for have, want in ((whole, patches), (patches, whole)):
-    arrays = drawn(have)
+    arrays = draw_arrays(have)
     fitted, notes = surgery.fit(arrays, have, want)
     assert {path: array.shape for path, array in fitted.items()} == layout.compute_shapes(want)
     assert notes == ["position/table: rows of tokens before the patches moved"]
@@ -223,10 +223,10 @@ def test_tables_with_and_without_a_class_token_row_convert_exactly():
 
 
 def test_another_place_of_adding_positions_is_noted():
-  have, want = (described(position_at=position_at) for position_at in ("shared", "input"))
+  have, want = (describe(position_at=position_at) for position_at in ("shared", "input"))
   assert (
     "model.position.at: the file's model has shared, but this model has input"
-    in surgery.fit(drawn(have), have, want)[1]
+    in surgery.fit(draw_arrays(have), have, want)[1]
   )
 
 
@@ -234,6 +234,6 @@ def test_another_place_of_adding_positions_is_noted():
 def test_no_layout_can_store_positions_that_every_layer_adds(name):
   from vit_jax import importers
 
-  have = described(position_at="shared")
+  have = describe(position_at="shared")
   with pytest.raises(ConfigError, match=f"layout '{name}' implies position.at=input, but this model has shared"):
-    layout.write(importers.find_layout(have, name), drawn(have), have)
+    layout.write(importers.find_layout(have, name), draw_arrays(have), have)

@@ -1,4 +1,4 @@
-"""Heads of self-distillation in files of DINO, iBOT and DINOv2, as PyTorch modules of the authors' names save them.
+"""Tests of self-distillation heads in files of DINO, iBOT and DINOv2, saved by PyTorch modules with the authors' names.
 
 The names are those of the classes DINOHead and MultiCropWrapper of facebookresearch/dino at 7c446df, iBOTHead and
 iBOTLoss of bytedance/ibot at da316d8, and SSLMetaArch of facebookresearch/dinov2 at b8931f7, as described in their
@@ -62,7 +62,7 @@ class Head(torch.nn.Module):
 
 
 def backbone(shift=0.0, **more):
-  """The tensors of a backbone, which are shifted to tell student and teacher apart."""
+  """Returns the tensors of a backbone. A shift distinguishes student and teacher."""
   tensors = importers.export_tensors(ARRAYS, MODEL, "timm")
   return {name: torch.tensor(np.asarray(array) + np.float32(shift)) for name, array in tensors.items()} | more
 
@@ -76,7 +76,7 @@ def state(module, prefix):
 
 
 def dino(**arguments):
-  """A file of main_dino.py, and its heads of student and teacher."""
+  """Returns the content of a file of main_dino.py, and its heads of student and teacher."""
   heads = Head(K, **arguments), Head(K, **arguments)
   content = {
     "student": under("module.backbone.", backbone()) | state(heads[0], "module.head."),
@@ -89,7 +89,7 @@ def dino(**arguments):
 
 
 def ibot(second):
-  """A file of main_ibot.py. Only the student has a token for masked patches."""
+  """Returns the content of a file of main_ibot.py. Only the student has a token for masked patches."""
   heads = Head(K, second=second), Head(K, second=second)
   content = {
     "student": under("module.backbone.", backbone(masked_embed=torch.full((1, WIDTH), 0.3)))
@@ -101,7 +101,7 @@ def ibot(second):
 
 
 def dinov2():
-  """A teacher_checkpoint.pth of DINOv2 with separate heads, in float16."""
+  """Returns the content of a teacher_checkpoint.pth of DINOv2 with separate heads, in float16."""
   heads = Head(K), Head(K2)
   tensors = under("backbone.", backbone(1.0, mask_token=torch.full((1, WIDTH), 0.25)))
   tensors |= state(heads[0], "dino_head.") | state(heads[1], "ibot_head.")
@@ -122,7 +122,7 @@ def write(tmp_path, content):
 
 
 def start(path, recipe, **changes):
-  """The task of a run that starts from a file, its weights, and the notes."""
+  """Returns the task of a run that starts from a file, its weights, and the notes."""
   builders.prepare_dataset("digits")
   run = runs.run(f"configs/{recipe}.py:glyphs", RUN, init__from=str(path), **changes)
   made = build.build(dataclasses.replace(run, evals={}), jax.devices()[:1])
@@ -132,7 +132,7 @@ def start(path, recipe, **changes):
 
 
 def check_logits(logits, head, x, last="last_layer"):
-  """Compares logits of this project with those of the module of PyTorch."""
+  """Compares logits of vit_jax with those of the PyTorch module."""
   with torch.no_grad():
     expected = head(torch.tensor(x), last).numpy()
   np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
@@ -198,7 +198,7 @@ def test_dinov2_starts_with_both_heads(tmp_path, x):
   ({"task__head_layers": 2}, "only the file has task/head/layer2/bias"),
   ({"task__last_layer": "plain"}, "only the file has task/head/last/scale"),
 ])  # fmt: skip
-def test_a_head_of_another_form_is_new(tmp_path, changes, reason):
+def test_head_of_another_form_is_new(tmp_path, changes, reason):
   _, weights, notes = start(write(tmp_path, dino()[0]), "dino", **changes)
   assert re.search(f"task/head: new values, because {reason}", notes)
   assert "task/center: new values, because task/head is new" in notes
@@ -212,7 +212,7 @@ def test_heads_are_new_if_the_file_has_none_or_if_the_config_requires_it(tmp_pat
   assert weights.keys() == others.keys() == ARRAYS.keys()
 
 
-def test_a_last_layer_for_patches_is_new_without_its_mlp(tmp_path):
+def test_last_layer_for_patches_is_new_without_its_mlp(tmp_path):
   _, weights, notes = start(
     write(tmp_path, ibot(K2)[0]), "dinov2", task__sharing="mlp", **PATCHES | {"task__hidden": 16}
   )
@@ -221,7 +221,7 @@ def test_a_last_layer_for_patches_is_new_without_its_mlp(tmp_path):
 
 
 @pytest.mark.heavy
-def test_the_forms_of_last_layers_are_read(x):
+def test_both_forms_of_last_layers_are_read(x):
   plain, normed = Head(K, plain=True), Head(K)
   layer = torch.nn.utils.parametrizations.weight_norm(linear(BOTTLENECK, K, bias=False))
   layer.parametrizations.weight.original0.data = torch.rand(K, 1) + 0.5
@@ -237,14 +237,14 @@ def test_the_forms_of_last_layers_are_read(x):
     )
 
 
-def test_a_head_with_batch_norm_and_other_modules_are_not_heads():
+def test_heads_with_batch_norm_and_other_modules_are_not_recognised():
   normed = torch.nn.Sequential(linear(WIDTH, HIDDEN), torch.nn.BatchNorm1d(HIDDEN))
   tensors = state(torch.nn.ModuleDict({"mlp": normed}), "head.")
   assert task_parameters.find_task_tensors(tensors, "backbone.") == {}
   assert task_parameters.find_task_tensors({"head.weight": 0, "head.bias": 0}, "backbone.") == {}
 
 
-def test_a_value_that_is_not_finite_is_refused(tmp_path):
+def test_value_that_is_not_finite_is_an_error(tmp_path):
   content, *_ = dino()
   content["teacher"]["head.mlp.0.bias"][0] = float("nan")
   with pytest.raises(ConfigError, match=r"head\.mlp\.0\.bias"):
@@ -252,7 +252,7 @@ def test_a_value_that_is_not_finite_is_refused(tmp_path):
   assert importers.read(tmp_path / "checkpoint.pth").arrays.keys() == ARRAYS.keys()  # heads are not read
 
 
-def test_an_object_in_the_file_is_never_created(tmp_path, capsys):
+def test_object_in_the_file_is_never_created(tmp_path, capsys):
   class Harm:
     def __reduce__(self):
       return print, ("executed",)

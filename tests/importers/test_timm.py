@@ -59,21 +59,23 @@ def test_outputs_match_timm_before_and_after_export(tmp_path, name):
       parameter.add_(0.2 * torch.randn(parameter.shape))
   images = torch.randn(2, 3, 3 * patch, 3 * patch)
 
-  def computed(model):
+  def compute_logits(model):
     with torch.no_grad():
       return model(images).numpy()
 
   timm.models.save_for_hf(model, tmp_path / "theirs", model_args=arguments, safe_serialization=True)
   description, arrays = importers.load(tmp_path / "theirs")
-  expected, ours = computed(model), models.functional(description).create(arrays)
+  expected, ours = compute_logits(model), models.functional(description).create(arrays)
   logits = ours(images.permute(0, 2, 3, 1).numpy())
   np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5 * abs(expected).max())
   (tmp_path / "ours").mkdir()
   convert.convert(tmp_path / "theirs", tmp_path / "ours/model.safetensors", "timm", {})
-  said = json.loads((tmp_path / "ours/config.json").read_text())
-  back = timm.create_model(said["architecture"], num_classes=said["num_classes"], **said.get("model_args", {})).eval()
+  config = json.loads((tmp_path / "ours/config.json").read_text())
+  back = timm.create_model(
+    config["architecture"], num_classes=config["num_classes"], **config.get("model_args", {})
+  ).eval()
   back.load_state_dict(timm.models.load_state_dict(tmp_path / "ours/model.safetensors"), strict=True)
-  np.testing.assert_array_equal(computed(back), expected)
+  np.testing.assert_array_equal(compute_logits(back), expected)
 
 
 def test_timm_loads_the_folder_that_convert_writes(tmp_path, monkeypatch):

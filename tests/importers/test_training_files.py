@@ -32,9 +32,9 @@ def torch_files():
   yield "compiled average", {"state_dict": under("_orig_mod.", plain), "state_dict_ema": under("module.", average)}
 
 
-def in_torch(torch, value):
+def convert_to_torch(torch, value):
   if isinstance(value, dict):
-    return {key: in_torch(torch, inner) for key, inner in value.items()}
+    return {key: convert_to_torch(torch, inner) for key, inner in value.items()}
   return torch.tensor(value) if isinstance(value, np.ndarray) else value
 
 
@@ -46,7 +46,7 @@ def test_tensors_match_those_that_timm_loads(tmp_path, name, content):
   import torch
 
   path = tmp_path / "model_best.pth.tar"
-  torch.save(in_torch(torch, content), path)
+  torch.save(convert_to_torch(torch, content), path)
   theirs = timm.models.load_state_dict(path, weights_only=False)
   recognised = importers.inspect(path, HINTS)
   assert recognised.tensors.keys() == theirs.keys() == RAW.keys()
@@ -61,8 +61,9 @@ def test_tensors_match_those_that_timm_loads(tmp_path, name, content):
 
 def test_nested_dictionaries_and_lists_of_a_torch_file_are_listed(tmp_path):
   torch = pytest.importorskip("torch")
-  content = {"model": in_torch(torch, BODY), "shadow_params": [torch.ones(2)] * 3, "classifier": in_torch(torch, {
-    "weight": HEAD["head.weight"], "bias": HEAD["head.bias"]})}  # fmt: skip
+  classifier = {"weight": HEAD["head.weight"], "bias": HEAD["head.bias"]}
+  content = {"model": convert_to_torch(torch, BODY), "shadow_params": [torch.ones(2)] * 3}
+  content |= {"classifier": convert_to_torch(torch, classifier)}
   torch.save(content | {"optimizer_states": [{"state": {0: {"m": torch.ones(2)}}}]}, tmp_path / "x.ckpt")
   description, arrays, notes, *_ = importers.read(tmp_path / "x.ckpt", HINTS)
   assert description.classes == 7 and np.array_equal(arrays["head/bias"], ARRAYS["head/bias"])

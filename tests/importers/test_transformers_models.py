@@ -38,7 +38,7 @@ OTHERS = {
 BOTH = THEIRS | OTHERS
 
 
-def made(case):
+def make_model(case):
   """Returns the class, a model with random parameters, and images of a case."""
   transformers = peers.transformers()
   import torch
@@ -53,7 +53,7 @@ def made(case):
   return kind, model, torch.randn((2, 3, 32, 32), generator=draw)
 
 
-def computed(model, images):
+def compute_outputs(model, images):
   """Returns the logits of a model of Transformers, else its pooled features, else the class token."""
   import torch
 
@@ -69,8 +69,8 @@ def computed(model, images):
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", BOTH)
 def test_outputs_match_transformers_before_and_after_export(tmp_path, case):
-  kind, model, images = made(case)
-  expected = computed(model, images)
+  kind, model, images = make_model(case)
+  expected = compute_outputs(model, images)
   model.save_pretrained(tmp_path / "theirs")
   description, arrays = importers.load(tmp_path / "theirs")
   ours = models.functional(description).create(arrays)(images.permute(0, 2, 3, 1).numpy())
@@ -81,12 +81,12 @@ def test_outputs_match_transformers_before_and_after_export(tmp_path, case):
   convert.convert(tmp_path / "theirs", tmp_path / "ours/model.safetensors", "hf", {})
   back, report = kind.from_pretrained(tmp_path / "ours", output_loading_info=True)
   assert not any(report.values())
-  np.testing.assert_array_equal(computed(back.eval(), images), expected)
+  np.testing.assert_array_equal(compute_outputs(back.eval(), images), expected)
 
 
 @pytest.mark.parametrize("case", BOTH)
 def test_state_dicts_in_memory_are_read_like_saved_files(tmp_path, case):
-  _, model, _ = made(case)
+  _, model, _ = make_model(case)
   import torch
 
   model.save_pretrained(tmp_path / "files")

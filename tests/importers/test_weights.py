@@ -69,8 +69,8 @@ def test_default_layout_of_convert_can_store_the_model(tmp_path, model, suffix):
   rng = np.random.default_rng(0)
   arrays = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in layout.compute_shapes(model).items()}
   checkpoints.write_weights(tmp_path / "run", arrays, {"model": model.to_json()})
-  said = convert.convert(tmp_path / "run", tmp_path / f"a.{suffix}", None, {})
-  assert "Choice(" not in said
+  output = convert.convert(tmp_path / "run", tmp_path / f"a.{suffix}", None, {})
+  assert "Choice(" not in output
   described, stored = importers.load(tmp_path / f"a.{suffix}")
   assert described.bind().model.args == model.bind().model.args
   assert all(np.allclose(stored[path], arrays[path]) for path in arrays)

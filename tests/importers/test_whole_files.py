@@ -15,14 +15,14 @@ from vit_jax.importers.formats import containers
 from vit_jax.schema import ConfigError
 
 
-def refused(path, says):
-  with pytest.raises(ConfigError, match=says) as error:
+def check_error(path, message):
+  with pytest.raises(ConfigError, match=message) as error:
     containers.read(path)
   assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-  ("cut", "says"),
+  ("cut", "message"),
   [
     (0, "it is empty"),
     (4, "it is truncated, within its header"),
@@ -34,11 +34,11 @@ def refused(path, says):
     (-3999, "but the file contains 1"),
   ],
 )
-def test_truncated_safetensors_file_is_an_error(tmp_path, cut, says):
+def test_truncated_safetensors_file_is_an_error(tmp_path, cut, message):
   data = safetensors.numpy.save({"a": np.ones(1000, np.float32)})
   path = tmp_path / "x.safetensors"
   path.write_bytes(data[:cut])
-  refused(path, says)
+  check_error(path, message)
   path.write_bytes(data)
   assert containers.read(path)[0]["a"].shape == (1000,)
 
@@ -46,23 +46,23 @@ def test_truncated_safetensors_file_is_an_error(tmp_path, cut, says):
 def test_bytes_after_the_last_tensor_are_an_error(tmp_path):
   path = tmp_path / "x.safetensors"
   path.write_bytes(safetensors.numpy.save({"a": np.ones(10, np.float32)}) + b"123")
-  refused(path, "it has 3 bytes after the last tensor")
+  check_error(path, "it has 3 bytes after the last tensor")
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors", "x.pth"])
 @pytest.mark.parametrize(
-  ("data", "says"),
+  ("data", "message"),
   [
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "it is a pointer of Git LFS"),
     (b"\n<!DOCTYPE html><html>", "it is a web page"),
     (b"", "it is empty"),
   ],
 )
-def test_error_names_the_content_that_replaces_weights(tmp_path, name, data, says):
+def test_error_names_the_content_that_replaces_weights(tmp_path, name, data, message):
   if name == "x.pth":
     pytest.importorskip("torch")
   (tmp_path / name).write_bytes(data)
-  refused(tmp_path / name, says)
+  check_error(tmp_path / name, message)
 
 
 def test_truncated_npz_and_torch_files_are_an_error(tmp_path):
@@ -71,7 +71,7 @@ def test_truncated_npz_and_torch_files_are_an_error(tmp_path):
   torch.save({"a": torch.ones(1000)}, tmp_path / "x.pth")
   for path in (tmp_path / "x.npz", tmp_path / "x.pth"):
     path.write_bytes(path.read_bytes()[:-200])
-    refused(path, "it is truncated")
+    check_error(path, "it is truncated")
 
 
 def header(text: str, size: int) -> bytes:
@@ -81,11 +81,11 @@ def header(text: str, size: int) -> bytes:
 def test_duplicate_key_in_a_safetensors_header_is_an_error(tmp_path):
   entry = '"a":{"dtype":"F32","shape":[1],"data_offsets":[%d,%d]}'
   (tmp_path / "x.safetensors").write_bytes(header("{" + entry % (0, 4) + "," + entry % (4, 8) + "}", 8))
-  refused(tmp_path / "x.safetensors", "the key 'a' occurs twice")
+  check_error(tmp_path / "x.safetensors", "the key 'a' occurs twice")
   (tmp_path / "y.safetensors").write_bytes(
     header('{"a":{"dtype":"F32","shape":[1],"shape":[2],"data_offsets":[0,8]}}', 8)
   )
-  refused(tmp_path / "y.safetensors", "the key 'shape' occurs twice")
+  check_error(tmp_path / "y.safetensors", "the key 'shape' occurs twice")
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "model.safetensors.index.json"])
@@ -99,7 +99,7 @@ def test_duplicate_key_in_a_json_file_next_to_weights_is_an_error(tmp_path, name
 @pytest.mark.parametrize("names", [("a.npy", "a.npy"), ("a.npy", "b.npy", "a.npy"), ("a.npy", "a")])
 def test_duplicate_member_of_an_npz_file_is_an_error(tmp_path, names):
   (tmp_path / "x.npz").write_bytes(archive_files.archive(*names))
-  refused(tmp_path / "x.npz", "two members are named 'a'")
+  check_error(tmp_path / "x.npz", "two members are named 'a'")
 
 
 def test_duplicate_member_of_a_torch_file_is_an_error(tmp_path):
@@ -110,7 +110,7 @@ def test_duplicate_member_of_a_torch_file_is_an_error(tmp_path):
     name = next(name for name in archive.namelist() if name.endswith("/data/0"))
     with pytest.warns(UserWarning):
       archive.writestr(name, bytes(12))
-  refused(path, "two members are named '.*data/0'")
+  check_error(path, "two members are named '.*data/0'")
 
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -140,7 +140,7 @@ def test_shard_that_the_index_does_not_list_is_an_error(tmp_path):
 
 def test_one_shard_of_a_pytorch_model_is_an_error(tmp_path):
   (tmp_path / "pytorch_model-00001-of-00003.bin").write_bytes(b"PK")
-  refused(tmp_path / "pytorch_model-00001-of-00003.bin", "this is one of 3 files of a model")
+  check_error(tmp_path / "pytorch_model-00001-of-00003.bin", "this is one of 3 files of a model")
 
 
 # Class names.
@@ -148,7 +148,7 @@ def test_one_shard_of_a_pytorch_model_is_an_error(tmp_path):
 NAMES = {"0": "cat", "1": "dog", "2": "owl"}
 
 
-def labelled(folder, **beside):
+def read_labels(folder, **beside):
   safetensors.numpy.save_file(hostile.good("hf"), folder / "model.safetensors")
   (folder / "config.json").write_text(json.dumps({"num_attention_heads": 2} | beside))
   return importers.inspect(folder).image_metadata.labels
@@ -158,11 +158,11 @@ def labelled(folder, **beside):
   "numbers", [{"cat": 0, "dog": 1, "owl": 2}, {"cat": "0", "dog": "1", "owl": "2"}, {"dog": 1}, {}]
 )
 def test_consistent_label2id_is_accepted(tmp_path, numbers):
-  assert labelled(tmp_path, id2label=NAMES, label2id=numbers) == ("cat", "dog", "owl")
+  assert read_labels(tmp_path, id2label=NAMES, label2id=numbers) == ("cat", "dog", "owl")
 
 
 @pytest.mark.parametrize(
-  ("numbers", "says"),
+  ("numbers", "message"),
   [
     ({"cat": 1, "dog": 0, "owl": 2}, "label2id gives 'cat' the number 1, but id2label calls class 1 'dog'"),
     ({"cat": 0, "dog": 1, "owl": 3}, "label2id gives 'owl' the number 3, but id2label has no such class"),
@@ -173,9 +173,9 @@ def test_consistent_label2id_is_accepted(tmp_path, numbers):
     ({"cat": 0.0}, "the number 0.0"),
   ],
 )
-def test_label2id_that_contradicts_id2label_is_an_error(tmp_path, numbers, says):
-  with pytest.raises(ConfigError, match=says):
-    labelled(tmp_path, id2label=NAMES, label2id=numbers)
+def test_label2id_that_contradicts_id2label_is_an_error(tmp_path, numbers, message):
+  with pytest.raises(ConfigError, match=message):
+    read_labels(tmp_path, id2label=NAMES, label2id=numbers)
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_label2id_that_contradicts_id2label_is_an_error(tmp_path, numbers, says)
 )
 def test_id2label_with_gaps_is_an_error(tmp_path, names):
   with pytest.raises(ConfigError, match=r"id2label is .* Allowed: a name for each class, from 0 on"):
-    labelled(tmp_path, id2label=names)
+    read_labels(tmp_path, id2label=names)

@@ -135,7 +135,7 @@ def parts(devices=8, **changes):
   return build.build(build.complete(runs.changed(run, model=TINY, data=data)), jax.devices()[:devices])
 
 
-def trained(made, steps=3, state=None):
+def train(made, steps=3, state=None):
   """Returns the state after `steps` steps, and the metrics of each step."""
   state = made.init() if state is None else state
   history = []
@@ -149,7 +149,7 @@ def trained(made, steps=3, state=None):
 def test_running_averages_have_no_optimizer_state_and_no_decay():
   made = parts()
   before = jax.device_get(made.init().params)
-  state, history = trained(made)
+  state, history = train(made)
   assert made.model.statistics == {path for path in before if path.endswith(("/mean", "/var"))}
   assert len(made.model.statistics) == 2 * (1 + 2 + 2 + 3 + 1)
   for path in made.model.statistics:
@@ -165,7 +165,7 @@ def test_weight_ema_includes_the_running_averages():
   state = made.init()
   mean = jax.device_get(state.params)
   for _ in range(3):
-    state, _ = trained(made, 1, state)
+    state, _ = train(made, 1, state)
     mean = {path: 0.75 * value + 0.25 * np.asarray(state.params[path]) for path, value in mean.items()}
   for path, value in mean.items():
     np.testing.assert_allclose(state.ema[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
@@ -174,13 +174,13 @@ def test_weight_ema_includes_the_running_averages():
 @pytest.mark.long
 def test_resuming_from_a_checkpoint_gives_the_same_bits(tmp_path):
   made = parts()
-  expected, _ = trained(made, 4)
-  state, _ = trained(made, 2)
+  expected, _ = train(made, 4)
+  state, _ = train(made, 2)
   with contextlib.closing(checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(made.mesh))) as store:
     store.save(2, state, {})
     store.wait()
     state, _ = store.restore(made.state_shapes)
-  state, _ = trained(made, 2, state)
+  state, _ = train(made, 2, state)
   for name, value in trees.flatten(expected).items():
     np.testing.assert_array_equal(trees.flatten(state)[name], value, err_msg=name)
 
@@ -192,17 +192,17 @@ def test_run_reports_losses_of_weights_and_of_their_ema(tmp_path):
 
 
 @functools.cache
-def single(accumulate):
+def train_on_one_device(accumulate):
   """Returns the state and metrics after three steps on one device."""
-  return trained(parts(1, optim__accumulate=accumulate))
+  return train(parts(1, optim__accumulate=accumulate))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("accumulate", "axes"), [(1, {}), (2, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2})])
 def test_eight_devices_match_one_in_losses_and_averages(accumulate, axes):
-  expected, ones = single(accumulate)
+  expected, ones = train_on_one_device(accumulate)
   made = parts(8, optim__accumulate=accumulate, **axes) if axes else parts()
-  found, eights = trained(made)
+  found, eights = train(made)
   for one, eight in zip(ones, eights, strict=True):
     np.testing.assert_allclose(eight["loss"], one["loss"], rtol=1e-5)
     np.testing.assert_allclose(eight["gradient_norm"], one["gradient_norm"], rtol=1e-4)
@@ -228,7 +228,7 @@ def test_step_averages_the_statistics_of_micro_batches(accumulate):
   key = rng.derive_key(made.run.seed, 0, "dropout")
   keys = [key] if accumulate == 1 else [jax.random.fold_in(key, i) for i in range(accumulate)]
   moved = [jax.jit(apply)(before, images[i::accumulate], k)[1] for i, k in enumerate(keys)]
-  state, _ = trained(made, 1)
+  state, _ = train(made, 1)
   for path in made.model.statistics:
     expected = np.mean([one[path] for one in moved], axis=0)
     np.testing.assert_allclose(state.params[path], expected, rtol=1e-4, atol=1e-6, err_msg=path)

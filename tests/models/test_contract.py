@@ -54,7 +54,7 @@ def test_minimal_module_is_accepted():
   check(Least(), {"cls": 1})
 
 
-def returning(value):
+def make_module(value):
   """Returns a module with a method `outputs` that returns `value(images)`."""
   module = Least()
   return type("Own", (Least,), {"outputs": lambda self, images, key=None: value(images)})(), module
@@ -86,7 +86,7 @@ BAD = {
 def test_invalid_outputs_are_an_error_of_one_line(case):
   value, problem = BAD[case]
   with pytest.raises(ConfigError, match=f"^model own: {problem}") as error:
-    check(returning(value)[0])
+    check(make_module(value)[0])
   assert "\n" not in str(error.value)
 
 

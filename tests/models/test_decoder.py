@@ -60,7 +60,7 @@ def mlp(x, values, path):
   return x * (1 + erf(x / np.sqrt(2))) / 2 @ values[f"{path}/down/kernel"] + values[f"{path}/down/bias"]
 
 
-def by_hand(values, seen, order):
+def predict_in_numpy(values, seen, order):
   """Computes the predictions of all patches of one image from its prefix tokens and visible tokens."""
   values = {path.removeprefix("task/decoder/"): np.asarray(value, np.float64) for path, value in values.items()}
   x = np.asarray(seen, np.float64) @ values["embedding/kernel"] + values["embedding/bias"]
@@ -79,7 +79,7 @@ def by_hand(values, seen, order):
 def test_visible_tokens_keep_their_places_and_mask_tokens_fill_the_rest(prefix):
   values, seen = params(), tokens(prefix)
   got = DECODER(values, seen, jnp.asarray(ORDER[:, :2]), jnp.argsort(ORDER, axis=1))
-  expected = [by_hand(values, seen[i], ORDER[i]) for i in range(2)]
+  expected = [predict_in_numpy(values, seen[i], ORDER[i]) for i in range(2)]
   np.testing.assert_allclose(got, expected, atol=1e-4)
 
 

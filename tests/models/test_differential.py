@@ -18,11 +18,11 @@ WIDTH, HEADS, SIZE = 24, 3, 8
 
 @pytest.mark.parametrize("number", [0, 5])
 def test_head_subtracts_the_map_of_its_second_half(number):
-  def made(rngs):
+  def build(rngs):
     kernel = Differential(SIZE, dtype=F32)
     return Attention(WIDTH, HEADS, kernel=kernel, out_bias=False, dtype=F32, rngs=rngs)
 
-  module = modules.layer(made)
+  module = modules.layer(build)
   difference, x = module.difference, np.random.default_rng(0).standard_normal((2, 5, WIDTH), np.float32)
   assert module.out.bias is None
   difference.norm.scale[...] = jnp.linspace(0.5, 2, SIZE)
@@ -61,7 +61,7 @@ def test_blocks_depend_on_their_number_scanned_or_not(arguments):
 
 
 @pytest.mark.parametrize(
-  ("arguments", "says"),
+  ("arguments", "message"),
   [
     ({"attention": "fused"}, r"'fused' does not support differential=true. Use attention='differential'"),
     (
@@ -70,6 +70,6 @@ def test_blocks_depend_on_their_number_scanned_or_not(arguments):
     ),
   ],
 )
-def test_fused_kernel_and_odd_head_sizes_are_errors(arguments, says):
-  with pytest.raises(ConfigError, match=says):
+def test_fused_kernel_and_odd_head_sizes_are_errors(arguments, message):
+  with pytest.raises(ConfigError, match=message):
     models.functional(models.Description(Choice("ViT-Ti/8", {"differential": True} | arguments), 16, 5)).shapes()

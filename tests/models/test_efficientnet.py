@@ -24,7 +24,7 @@ def shapes(name="efficientnet_b0", image_size=24, classes=5, **arguments):
   return nnx.eval_shape(lambda: models.create(name, image_size, classes=classes, **arguments))
 
 
-def shrunk(name="efficientnet_b0", **arguments):
+def make_small(name="efficientnet_b0", **arguments):
   """Returns a small model with random parameters and positive running variances."""
   model = modules.filled(shapes(name, **(SHRUNK | arguments)))
   for _, module in nnx.iter_modules(model):
@@ -36,13 +36,13 @@ def shrunk(name="efficientnet_b0", **arguments):
 # A second formulation: PyTorch's functions on the tensors of a timm file.
 
 
-def described(model_name, **arguments):
+def describe(model_name, **arguments):
   return Description(Choice(model_name, SHRUNK | arguments), 24, 5)
 
 
-def exported(model_name, values):
+def export(model_name, values):
   """Converts values by path to tensors by timm's names."""
-  return importers.export_tensors({path: np.asarray(v) for path, v in values.items()}, described(model_name), "timm")
+  return importers.export_tensors({path: np.asarray(v) for path, v in values.items()}, describe(model_name), "timm")
 
 
 def reference(torch, tensors, images, same, eps, training):
@@ -92,11 +92,11 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def in_torch(torch, name, model, images):
+def convert_to_torch(torch, name, model, images):
   """Returns the model's tensors by timm's names, and the images in PyTorch's layout."""
   tensors = {
     key: torch.tensor(value, requires_grad="running" not in key)
-    for key, value in exported(name, trees.flatten(nnx.state(model))).items()
+    for key, value in export(name, trees.flatten(nnx.state(model))).items()
   }
   return tensors, torch.tensor(images.transpose(0, 3, 1, 2).copy())
 
@@ -104,17 +104,17 @@ def in_torch(torch, name, model, images):
 @KINDS
 def test_logits_match_pytorch(name, same, eps):
   torch = pytest.importorskip("torch")
-  model, images = shrunk(name), modules.images(24, 4)
-  expected = reference(torch, *in_torch(torch, name, model, images), same, eps, training=False)
+  model, images = make_small(name), modules.images(24, 4)
+  expected = reference(torch, *convert_to_torch(torch, name, model, images), same, eps, training=False)
   np.testing.assert_allclose(modules.run(model, images), expected.detach(), rtol=1e-4, atol=1e-4)
 
 
 @KINDS
 def test_training_matches_pytorch_in_logits_gradients_and_averages(name, same, eps):
   torch = pytest.importorskip("torch")
-  model = shrunk(name, dropout=0.0, stochastic_depth=0.0, momentum=0.1)
+  model = make_small(name, dropout=0.0, stochastic_depth=0.0, momentum=0.1)
   images, weights = modules.images(24, 4), np.random.default_rng(1).standard_normal((4, 5), dtype=np.float32)
-  tensors, theirs = in_torch(torch, name, model, images)
+  tensors, theirs = convert_to_torch(torch, name, model, images)
   expected = reference(torch, tensors, theirs, same, eps, training=True)
   (expected * torch.tensor(weights)).sum().backward()
 
@@ -127,7 +127,7 @@ def test_training_matches_pytorch_in_logits_gradients_and_averages(name, same, e
 
   (_, (logits, moved)), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
   np.testing.assert_allclose(logits, expected.detach(), rtol=1e-4, atol=1e-4)
-  found = exported(name, trees.flatten(gradients) | trees.flatten(moved))
+  found = export(name, trees.flatten(gradients) | trees.flatten(moved))
   assert found.keys() == tensors.keys()
   for key, value in found.items():
     other = tensors[key].numpy() if "running" in key else tensors[key].grad.numpy()
@@ -138,13 +138,13 @@ def test_training_matches_pytorch_in_logits_gradients_and_averages(name, same, e
 
 
 def test_padding_modes_differ_only_if_the_padding_is_asymmetric():
-  one, other = shrunk(padding="symmetric"), shrunk(padding="same")
+  one, other = make_small(padding="symmetric"), make_small(padding="same")
   images = modules.images(24)
   assert np.abs(modules.run(one, images) - modules.run(other, images)).max() > 1e-3
   # On odd sides, a stride of 2 needs equal padding on both ends: 25 becomes 13, 7 and 4 pixels after each stride.
   one, other = (
-    shrunk(padding="symmetric", image_size=25, stages=(1, 1)),
-    shrunk(padding="same", image_size=25, stages=(1, 1)),
+    make_small(padding="symmetric", image_size=25, stages=(1, 1)),
+    make_small(padding="same", image_size=25, stages=(1, 1)),
   )
   np.testing.assert_allclose(
     modules.run(one, modules.images(25)), modules.run(other, modules.images(25)), rtol=1e-5, atol=1e-5
@@ -153,13 +153,13 @@ def test_padding_modes_differ_only_if_the_padding_is_asymmetric():
 
 def test_bfloat16_is_close_and_returns_float32():
   images = modules.images(24, 8)
-  half, whole = modules.run(shrunk(dtype="bfloat16"), images), modules.run(shrunk(), images)
+  half, whole = modules.run(make_small(dtype="bfloat16"), images), modules.run(make_small(), images)
   assert half.dtype == np.float32
   assert np.abs(half - whole).max() < 0.1 * np.abs(whole).max()
 
 
 def test_model_without_classes_returns_the_input_of_the_head():
-  model = shrunk(classes=0)
+  model = make_small(classes=0)
   features, found = models.capture(model, "pre_logits", "features", "stages/*/*")(modules.images(24))
   assert features.shape == (3, 384) and features.dtype == np.float32
   np.testing.assert_array_equal(features, found["pre_logits"])
@@ -178,7 +178,7 @@ def test_images_may_be_rectangular_with_any_number_of_channels():
   "rates", [{"stochastic_depth": 0.9, "dropout": 0.0}, {"stochastic_depth": 0.0, "dropout": 0.9}]
 )
 def test_dropout_and_stochastic_depth_depend_only_on_the_key(rates):
-  model, calm = shrunk(**rates), shrunk(stochastic_depth=0.0, dropout=0.0)
+  model, calm = make_small(**rates), make_small(stochastic_depth=0.0, dropout=0.0)
   run, still = modules.compiled(model), modules.compiled(calm)
   images, keys = modules.images(24, 8), (jax.random.key(1), jax.random.key(2))
   first, second = (run(images, key) for key in keys)

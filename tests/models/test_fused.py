@@ -77,22 +77,22 @@ def test_kernel_runs_on_the_rows_and_heads_of_each_device():
   module = modules.layer(lambda rngs: Attention(64, 4, kernel=Fused(), dtype=F32, rngs=rngs), std=0.1)
   x = normal(8, 5, 64)
 
-  def placed(x):
+  def run_on_mesh(x):
     with activations.shard_activations(
       sharding.make_batch_sharding(grid), lambda path, value: value, lambda f: sharding.map_per_device(grid, f)
     ):
       return module(x)
 
-  np.testing.assert_allclose(jax.jit(placed)(x), module(x), atol=1e-5)
+  np.testing.assert_allclose(jax.jit(run_on_mesh)(x), module(x), atol=1e-5)
 
 
 @pytest.mark.parametrize(
-  ("arguments", "says"),
+  ("arguments", "message"),
   [
     ({"attention": {"name": "fused", "dropout": 0.1}}, r"model.attention.dropout: unknown key for 'fused'.* xla, diff"),
     ({"attention": "fused", "position": "relative"}, "attention 'fused' does not support position 'relative'"),
   ],
 )
-def test_options_that_the_kernel_does_not_support_are_errors(arguments, says):
-  with pytest.raises(schema.ConfigError, match=says):
+def test_options_that_the_kernel_does_not_support_are_errors(arguments, message):
+  with pytest.raises(schema.ConfigError, match=message):
     models.create("ViT-Ti/8", 16, classes=3, depth=1, **arguments)

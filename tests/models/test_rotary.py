@@ -16,11 +16,11 @@ rng = np.random.default_rng(0)
 GRID = (3, 4)
 
 
-def made(name, heads=2, size=8, grid=GRID, **arguments):
+def make_rotary(name, heads=2, size=8, grid=GRID, **arguments):
   return make(Choice(name, arguments), rotary.ROTARY, heads, size, grid)
 
 
-def turned(x, angles):
+def rotate(x, angles):
   """Multiplies the complex numbers of channels i and i + K / 2 by exp(i angle)."""
   half = x.shape[-1] // 2
   z = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * np.asarray(angles, np.float64))
@@ -31,13 +31,13 @@ def turned(x, angles):
 def test_channel_pairs_rotate_like_complex_numbers():
   x, angles = rng.standard_normal((2, 5, 3, 8)), rng.standard_normal((5, 1, 4))
   np.testing.assert_allclose(
-    rotary.apply_rotary(x.astype(np.float32), angles.astype(np.float32)), turned(x, angles), atol=1e-5
+    rotary.apply_rotary(x.astype(np.float32), angles.astype(np.float32)), rotate(x, angles), atol=1e-5
   )
 
 
 @pytest.mark.parametrize("first", ["rows", "columns"])
 def test_axial_angles_depend_on_row_and_column_of_the_patch(first):
-  one = made("axial", temperature=50.0, first=first)
+  one = make_rotary("axial", temperature=50.0, first=first)
   angles = one.compute_angles(one.compute_coordinates(*GRID, None), None)
   for n, (row, column) in enumerate(np.ndindex(*GRID)):
     ends = (row, column) if first == "rows" else (column, row)
@@ -47,7 +47,7 @@ def test_axial_angles_depend_on_row_and_column_of_the_patch(first):
 
 @pytest.mark.parametrize(("reference", "side"), [(None, None), (0, (3, 4)), (16, (16, 16))])
 def test_coordinates_are_scaled_to_the_reference_grid(reference, side):
-  one = made("axial", reference=reference)
+  one = make_rotary("axial", reference=reference)
   places = one.compute_coordinates(6, 8, None).reshape(6, 8, 2)
   rows, columns = side or (6, 8)
   np.testing.assert_allclose(places[:, 0, 0], np.arange(6) * rows / 6, rtol=1e-6)
@@ -55,18 +55,21 @@ def test_coordinates_are_scaled_to_the_reference_grid(reference, side):
 
 
 def test_registers_rotate_on_their_own_square_grid_or_not_at_all():
-  one = made("axial", registers=7.0)
+  one = make_rotary("axial", registers=7.0)
   for n, (row, column) in enumerate(np.ndindex(2, 2)):
     expected = [place / 7 ** (i / 2) for place in (row, column) for i in range(2)]
     np.testing.assert_allclose(one.compute_register_angles(4)[n, 0], expected, rtol=1e-6)
   with pytest.raises(ConfigError, match=r"registers: 3; rotary registers must form a square"):
     one.compute_register_angles(3)
-  assert not made("axial").compute_register_angles(3).any() and not made("mixed").compute_register_angles(3).any()
+  assert (
+    not make_rotary("axial").compute_register_angles(3).any()
+    and not make_rotary("mixed").compute_register_angles(3).any()
+  )
 
 
 @pytest.mark.heavy
 def test_mixed_angles_use_the_frequencies_of_each_head():
-  one = made("mixed", heads=3)
+  one = make_rotary("mixed", heads=3)
   frequencies = rng.standard_normal((2, 3, 4)).astype(np.float32)
   angles = np.asarray(one.compute_angles(one.compute_coordinates(*GRID, None), frequencies))
   for n, (row, column) in enumerate(np.ndindex(*GRID)):
@@ -75,7 +78,7 @@ def test_mixed_angles_use_the_frequencies_of_each_head():
 
 @pytest.mark.heavy
 def test_initial_mixed_frequencies_are_rotated_axial_frequencies():
-  across, down = np.asarray(made("mixed", heads=200, size=16).init(jax.random.key(0)), np.float64)
+  across, down = np.asarray(make_rotary("mixed", heads=200, size=16).init(jax.random.key(0)), np.float64)
   sizes = 10 ** (-np.arange(4) / 4)
   for half in (slice(0, 4), slice(4, 8)):
     np.testing.assert_allclose(np.hypot(across[:, half], down[:, half]), np.tile(sizes, (200, 1)), rtol=1e-5)
@@ -86,7 +89,7 @@ def test_initial_mixed_frequencies_are_rotated_axial_frequencies():
 
 @pytest.mark.parametrize(("normalise", "sides"), [("separate", (3, 4)), ("max", (4, 4)), ("min", (3, 3))])
 def test_dinov3_angles_use_coordinates_between_minus_one_and_one(normalise, sides):
-  one = made("dinov3", normalise=normalise)
+  one = make_rotary("dinov3", normalise=normalise)
   angles = one.compute_angles(one.compute_coordinates(*GRID, None), None)
   for n, (row, column) in enumerate(np.ndindex(*GRID)):
     places = [2 * (place + 0.5) / side - 1 for place, side in zip((row, column), sides, strict=True)]
@@ -96,9 +99,9 @@ def test_dinov3_angles_use_coordinates_between_minus_one_and_one(normalise, side
 
 @pytest.mark.heavy
 def test_coordinates_change_within_bounds_in_training_only():
-  one = made("dinov3", shift=0.2, jitter=1.5, rescale=2.0)
+  one = make_rotary("dinov3", shift=0.2, jitter=1.5, rescale=2.0)
   still = one.compute_coordinates(*GRID, None)
-  np.testing.assert_array_equal(still, made("dinov3").compute_coordinates(*GRID, jax.random.key(0)))
+  np.testing.assert_array_equal(still, make_rotary("dinov3").compute_coordinates(*GRID, jax.random.key(0)))
   moved = np.stack([one.compute_coordinates(*GRID, key) for key in modules.keys(300)])
   steps = moved[:, -1] - moved[:, 0]  # scaled, and not shifted
   scale = steps / (still[-1] - still[0])
@@ -112,7 +115,7 @@ def test_coordinates_change_within_bounds_in_training_only():
 @pytest.mark.parametrize("name", ["axial", "mixed", "dinov3"])
 def test_head_size_that_is_not_a_multiple_of_four_is_an_error(name):
   with pytest.raises(ConfigError, match=re.escape("a head has 6 channels")):
-    made(name, size=6)
+    make_rotary(name, size=6)
 
 
 ROTARIES = [
@@ -143,7 +146,7 @@ def test_attention_rotates_queries_and_keys_except_the_class_token(choice):
   prefix = np.concatenate([np.zeros((1, 1, 4)), attention.query_key.rotary.compute_register_angles(4)])
   angles = np.concatenate([np.broadcast_to(prefix, (5, *angles.shape[1:])), angles])
   q, k = (
-    turned(normed(projected(part), norm.scale), angles)
+    rotate(normed(projected(part), norm.scale), angles)
     for part, norm in ((attention.query, attention.query_norm), (attention.key, attention.key_norm))
   )
   weights = modules.softmax(np.einsum("bqhk,bnhk->bhqn", q, k) / 8**0.5)
@@ -155,7 +158,7 @@ def test_attention_rotates_queries_and_keys_except_the_class_token(choice):
 @pytest.mark.heavy
 @pytest.mark.parametrize("choice", [{"name": "axial"}, {"name": "mixed"}, {"name": "dinov3"}], ids=str)
 def test_scores_depend_on_distances_and_not_on_absolute_positions(choice):
-  one = made(choice["name"], size=8)
+  one = make_rotary(choice["name"], size=8)
   frequencies = one.init(jax.random.key(0))
   x = rng.standard_normal((1, 12, 2, 8)).astype(np.float32)
   y = rng.standard_normal((1, 12, 2, 8)).astype(np.float32)

@@ -16,7 +16,7 @@ def test_all_registered_names_are_listed():
 
 
 @pytest.mark.parametrize(
-  ("name", "argument", "says"),
+  ("name", "argument", "message"),
   [
     ("vit_2_4_32", "qk_norm", "ViT-mu/8's family takes 'attention.qk_norm'. Allowed: position,"),
     ("Mixer-B/16", "registers", "ViT-mu/8's family, vit_2_4_32's family take it. Allowed: gelu,"),
@@ -24,11 +24,11 @@ def test_all_registered_names_are_listed():
     ("ViT-S/16", "heaad", "Did you mean 'head'? Allowed: head,"),
   ],
 )
-def test_argument_of_another_family_is_an_error_with_that_family(name, argument, says):
+def test_argument_of_another_family_is_an_error_with_that_family(name, argument, message):
   with pytest.raises(schema.ConfigError) as caught:
     models.bind(schema.Choice(name, {argument: 3}))
   assert caught.value.place == argument
-  assert caught.value.message.startswith(f"unknown key for {name!r}, value 3. {says}")
+  assert caught.value.message.startswith(f"unknown key for {name!r}, value 3. {message}")
 
 
 @pytest.mark.heavy

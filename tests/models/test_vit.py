@@ -53,7 +53,7 @@ def test_grid_positions_are_zero_for_the_class_token():
     assert table.shape == (17, 16) and not np.any(table[0]) and np.any(table[1])
 
 
-def with_tables(model, tables, first):
+def compute_with_tables(model, tables, first):
   """Computes logits of the first token after adding tables [L, T, D] by hand before each block."""
   x = jnp.asarray(modules.images())
   x = model.embedding(x).reshape(3, -1, 16)
@@ -78,7 +78,7 @@ def test_positions_are_added_before_every_block(position, position_at, registers
   assert (model.position is None) == each
   tables = [np.asarray((block if each else model).position()) for block in model.blocks]
   assert np.array_equal(*tables) == (not each or position == "sincos2d")
-  np.testing.assert_allclose(logits, with_tables(model, tables, 1), atol=2e-5)
+  np.testing.assert_allclose(logits, compute_with_tables(model, tables, 1), atol=2e-5)
   once = modules.run(modules.model(position_at="input", **arguments), modules.images())
   assert np.abs(logits - once).max() > 1e-3
 

@@ -71,7 +71,7 @@ def test_flag_changes_one_argument_of_the_config(key, text, expected):
 
 
 @pytest.mark.parametrize(
-  ("arguments", "says"),
+  ("arguments", "message"),
   [
     (
       {"qk_norm": "layer", "attention": {"qk_norm": "rms"}},
@@ -86,6 +86,6 @@ def test_flag_changes_one_argument_of_the_config(key, text, expected):
     ({"context_norm": "maybe"}, r"model.context_norm: expected true or false"),
   ],
 )
-def test_invalid_keys_are_errors_with_the_nearest_key(arguments, says):
-  with pytest.raises(ConfigError, match=says):
+def test_invalid_keys_are_errors_with_the_nearest_key(arguments, message):
+  with pytest.raises(ConfigError, match=message):
     settings("ViT-S/16", **arguments)

@@ -41,7 +41,7 @@ def numpy_muon(p, gradients, inputs, lr, wd, beta=0.95, iterations=5):
   return p
 
 
-def drawn(rng, layers):
+def draw_arrays(rng, layers):
   return {
     f"blocks/{path}": jax.device_put(rng.standard_normal((layers, *shape)).astype(np.float32))
     for path, shape in SHAPES.items()
@@ -52,7 +52,7 @@ def drawn(rng, layers):
 @pytest.mark.parametrize("args", [{}, {"momentum": 0.8, "iterations": 3}])
 def test_stacked_matrices_match_muon_and_other_parameters_adam(args):
   rng = np.random.default_rng(0)
-  params, gradients = drawn(rng, layers=3), [drawn(rng, layers=3) for _ in range(3)]
+  params, gradients = draw_arrays(rng, layers=3), [draw_arrays(rng, layers=3) for _ in range(3)]
   after, _, _ = walk(
     make(params, name="muon", dtype="float32", lr=0.02, weight_decay=0.3, **args)[0], params, gradients
   )
@@ -71,24 +71,24 @@ def test_stacked_matrices_match_muon_and_other_parameters_adam(args):
 @pytest.mark.heavy
 def test_stacked_and_separate_layers_have_the_same_updates():
   rng = np.random.default_rng(1)
-  stacked = [drawn(rng, layers=2) for _ in range(3)]
+  stacked = [draw_arrays(rng, layers=2) for _ in range(3)]
 
-  def apart(flat):
+  def unstack(flat):
     own = {p.replace("blocks/", f"blocks/{i}/"): v[i] for p, v in flat.items() if p != "head/kernel" for i in range(2)}
     return own | {"head/kernel": flat["head/kernel"]}
 
   args = {"name": "muon", "dtype": "float32", "layer_decay": 0.7, "clip": 1.0, "weight_decay": 0.1}
   after, _, _ = walk(make(stacked[0], **args)[0], stacked[0], stacked[1:])
-  params, *gradients = map(apart, stacked)
+  params, *gradients = map(unstack, stacked)
   expected, _, _ = walk(make(params, **args)[0], params, gradients)
-  for path, value in apart(after).items():
+  for path, value in unstack(after).items():
     np.testing.assert_allclose(value, expected[path], rtol=1e-4, atol=1e-6, err_msg=path)
 
 
 @pytest.mark.heavy
 def test_bfloat16_updates_are_rounded_once():
   rng = np.random.default_rng(3)
-  params, gradient = drawn(rng, layers=2), drawn(rng, layers=2)
+  params, gradient = draw_arrays(rng, layers=2), draw_arrays(rng, layers=2)
   updates = [walk(make(params, name="muon", lr=1.0, dtype=kind)[0], params, [gradient])[1][0]
              for kind in ("float32", "bfloat16")]  # fmt: skip
   for path, exact in updates[0].items():
@@ -98,8 +98,8 @@ def test_bfloat16_updates_are_rounded_once():
 
 @pytest.mark.heavy
 def test_momentum_is_stored_in_mu_dtype():
-  state = make(drawn(np.random.default_rng(2), layers=1), name="muon", mu_dtype="bfloat16")[0].init(
-    drawn(np.random.default_rng(2), layers=1)
+  state = make(draw_arrays(np.random.default_rng(2), layers=1), name="muon", mu_dtype="bfloat16")[0].init(
+    draw_arrays(np.random.default_rng(2), layers=1)
   )
   moments = [found for name in ("mu", "trace") for found in optax.tree_utils.tree_get_all_with_path(state, name)]
   assert len(moments) == 2

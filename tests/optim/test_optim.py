@@ -149,7 +149,7 @@ def test_module_states_and_nested_and_flat_dicts_train_alike(name):
 
 
 @pytest.mark.parametrize(
-  ("args", "says"),
+  ("args", "message"),
   [
     ({"frozen": ("head/kernal",)}, r"frozen\[0\]: 'head/kernal' matches no parameter.*Nearest: head/kernel"),
     ({"frozen": ("head",)}, r"'head' matches no parameter.*whole path"),
@@ -174,8 +174,8 @@ def test_module_states_and_nested_and_flat_dicts_train_alike(name):
     ({"layer_decay": 0.0}, "out of range"),
   ],
 )
-def test_invalid_arguments_are_errors_with_a_fix(args, says):
-  with pytest.raises(ConfigError, match=says):
+def test_invalid_arguments_are_errors_with_a_fix(args, message):
+  with pytest.raises(ConfigError, match=message):
     make(example()[0], **args)
 
 

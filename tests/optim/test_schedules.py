@@ -55,7 +55,7 @@ def test_schedule_accepts_a_python_int_and_a_traced_step():
 
 
 @pytest.mark.parametrize(
-  ("name", "warmup", "args", "says"),
+  ("name", "warmup", "args", "message"),
   [
     ("cosine", "101", {}, "warmup: 101 steps, but the run has 100"),
     ("rsqrt", "60", {"cooldown": "41"}, "warm-up of 60 steps and cool-down of 41 do not fit a run of 100"),
@@ -71,8 +71,8 @@ def test_schedule_accepts_a_python_int_and_a_traced_step():
     ("cosin", "0", {}, "Did you mean 'cosine'"),
   ],
 )
-def test_invalid_schedules_are_errors_with_a_fix(name, warmup, args, says):
-  with pytest.raises(ConfigError, match=says):
+def test_invalid_schedules_are_errors_with_a_fix(name, warmup, args, message):
+  with pytest.raises(ConfigError, match=message):
     make(name, 1.0, 100, warmup, **args)
 
 
@@ -88,7 +88,7 @@ def test_point_beyond_the_run_is_never_reached():
   assert at(make("stair", 1.0, 100, at=("99999M",), factors=(0.0,)), [99]) == 1
 
 
-def published(peak, end, start, warmup, total):
+def compute_dino_schedule(peak, end, start, warmup, total):
   """Returns all rates of DINO's schedule in float64."""
   iterations = np.arange(total - warmup)
   cosine = end + 0.5 * (peak - end) * (1 + np.cos(np.pi * iterations / len(iterations)))
@@ -99,5 +99,5 @@ def published(peak, end, start, warmup, total):
 @pytest.mark.parametrize(("warmup", "start"), [(21, 0.0), (21, 1e-5), (1, 0.0), (0, 0.0), (84, 0.0)])
 def test_linspace_cosine_matches_dino(warmup, start):
   rates = at(make("linspace_cosine", 2e-3, 84, str(warmup), end=1e-6, start=start), range(90))
-  np.testing.assert_allclose(rates[:84], published(2e-3, 1e-6, start, warmup, 84), rtol=2e-6)
+  np.testing.assert_allclose(rates[:84], compute_dino_schedule(2e-3, 1e-6, start, warmup, 84), rtol=2e-6)
   np.testing.assert_allclose(rates[84:], 1e-6, rtol=1e-6)

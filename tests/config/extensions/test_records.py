@@ -66,9 +66,9 @@ def test_records_never_run_code_that_the_user_did_not_run(tmp_path, monkeypatch,
   }[case]
   with pytest.raises(ConfigError) as error:
     extensions.restore([row], tmp_path / "run")
-  said = str(error.value)
-  assert reason.lower() in said.lower() and "the task 'own_task'" in said and "Add --import=" in said
-  assert said.startswith(str(tmp_path / "run")) and "\n" not in said and "own_task" not in TASKS
+  message = str(error.value)
+  assert reason.lower() in message.lower() and "the task 'own_task'" in message and "Add --import=" in message
+  assert message.startswith(str(tmp_path / "run")) and "\n" not in message and "own_task" not in TASKS
   extensions.import_named(str(written(tmp_path / "given")))  # the user names the file explicitly
   extensions.restore([row], tmp_path / "run")
 

@@ -146,7 +146,7 @@ def test_damaged_file_is_an_error(tmp_path, name, data):
 
 
 @pytest.mark.parametrize(
-  ("name", "says"),
+  ("name", "message"),
   [
     ("weights.npz", r"no file .*weights\.npz'\. Did you mean '.*weight\.npz'"),
     ("x.h5", r"cannot read '\.h5'. Allowed: \.npz, \.safetensors, \.pth"),
@@ -162,20 +162,20 @@ def test_damaged_file_is_an_error(tmp_path, name, data):
     ("data", r"no file .*data'\. Allowed: "),
   ],
 )
-def test_missing_files_and_other_formats_are_errors_with_suggestions(tmp_path, name, says):
+def test_missing_files_and_other_formats_are_errors_with_suggestions(tmp_path, name, message):
   (tmp_path / "weight.npz").write_bytes(b"")
   (tmp_path / "x.h5").write_bytes(b"")
   (tmp_path / "code.py").write_bytes(b"")
   (tmp_path / "data1").mkdir()
   (tmp_path / "runs" / "checkpoints").mkdir(parents=True)
-  with pytest.raises(ConfigError, match=says):
+  with pytest.raises(ConfigError, match=message):
     containers.read(tmp_path / name)
 
 
 def test_hub_folder_specifies_heads_epsilon_and_activation(tmp_path):
   containers.write(tmp_path / "model.safetensors", ARRAYS, {})
-  beside = {"num_attention_heads": 6, "layer_norm_eps": 1e-12, "hidden_act": "gelu_new", "image_size": 384}
-  (tmp_path / "config.json").write_text(json.dumps(beside))
+  config = {"num_attention_heads": 6, "layer_norm_eps": 1e-12, "hidden_act": "gelu_new", "image_size": 384}
+  (tmp_path / "config.json").write_text(json.dumps(config))
   _, hints = containers.read(tmp_path)
   expected = {"heads": 6, "norm_eps": 1e-12, "gelu": "tanh", "image_size": 384, "name": tmp_path.name}
   assert {key: hints[key] for key in expected} == expected

@@ -13,7 +13,7 @@ from vit_jax.schema import ConfigError
 ARRAY = np.arange(3, dtype=np.float32)
 
 
-def saved(kind: str) -> bytes:
+def make_file(kind: str) -> bytes:
   """Returns the bytes of a file with one array `a` in a format."""
   if kind == ".safetensors":
     return safetensors.numpy.save({"a": ARRAY})
@@ -35,14 +35,14 @@ NAMES = [
 @pytest.mark.parametrize("kind", [".pth", "old .pth"])
 @pytest.mark.parametrize("name", NAMES)
 def test_pytorch_files_are_recognised_by_their_content(tmp_path, name, kind):
-  (tmp_path / name).write_bytes(saved(kind))
+  (tmp_path / name).write_bytes(make_file(kind))
   tensors, _ = containers.read(tmp_path / name)
   assert list(tensors) == ["a"]
   np.testing.assert_array_equal(np.asarray(tensors["a"]), ARRAY)
 
 
 @pytest.mark.parametrize(
-  ("name", "kind", "says"),
+  ("name", "kind", "message"),
   [
     ("x.npz", ".safetensors", "the content is that of a .safetensors file. Rename it to end in .safetensors"),
     ("x.npz", ".pth", "the content is that of a PyTorch file. Rename it to end in .pth"),
@@ -54,13 +54,13 @@ def test_pytorch_files_are_recognised_by_their_content(tmp_path, name, kind):
     ("x.model", ".npz", "the content is that of an .npz file. Rename it to end in .npz"),
   ],
 )
-def test_suffix_that_contradicts_the_content_is_an_error_with_the_fix(tmp_path, name, kind, says):
+def test_suffix_that_contradicts_the_content_is_an_error_with_the_fix(tmp_path, name, kind, message):
   path = tmp_path / name
-  path.write_bytes(saved(kind))
+  path.write_bytes(make_file(kind))
   with pytest.raises(ConfigError) as error:
     containers.read(path)
-  assert str(error.value) == f"{path}: {says}"
-  right = path.with_name(f"y{says.split()[-1]}")
+  assert str(error.value) == f"{path}: {message}"
+  right = path.with_name(f"y{message.split()[-1]}")
   path.rename(right)
   np.testing.assert_array_equal(np.asarray(containers.read(right)[0]["a"]), ARRAY)
 

@@ -30,7 +30,7 @@ def test_members_are_returned_in_archive_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("names", "compression", "claimed", "says"),
+  ("names", "compression", "claimed", "message"),
   [
     (["a", "b", "a"], zipfile.ZIP_STORED, None, "two members are named 'a'"),
     (["a", "a.npy"], zipfile.ZIP_STORED, None, "two members are named 'a'"),
@@ -39,7 +39,7 @@ def test_members_are_returned_in_archive_order(tmp_path):
     (map(str, range(members.MEMBERS + 1)), zipfile.ZIP_STORED, None, "has 10,001 members. Allowed: at most 10,000"),
   ],
 )
-def test_unusual_archives_are_errors(tmp_path, names, compression, claimed, says):
-  with archive(tmp_path / "x", names, compression, claimed) as file, pytest.raises(ConfigError, match=says) as error:
+def test_unusual_archives_are_errors(tmp_path, names, compression, claimed, message):
+  with archive(tmp_path / "x", names, compression, claimed) as file, pytest.raises(ConfigError, match=message) as error:
     members.check_archive(tmp_path / "x", file, zipfile.ZIP_STORED)
   assert str(error.value).startswith(f"{tmp_path / 'x'}: ")

@@ -106,7 +106,7 @@ def test_one_shard_without_its_index_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("places", "says"),
+  ("places", "message"),
   [
     ({"a": "../model.safetensors"}, "Allowed: a .safetensors file in the same folder for each tensor"),
     ({"a": "/etc/model.safetensors"}, "Allowed: a .safetensors file in the same folder for each tensor"),
@@ -119,11 +119,11 @@ def test_one_shard_without_its_index_is_an_error(tmp_path):
     ({"a": "model-00003-of-00003.safetensors"}, "lists no tensor of model-00001-of-00003.safetensors"),
   ],
 )
-def test_false_index_is_an_error(tmp_path, places, says):
+def test_false_index_is_an_error(tmp_path, places, message):
   sharded(tmp_path, places)
   with pytest.raises(ConfigError) as error:
     importers.inspect(tmp_path)
-  assert says in str(error.value) and str(tmp_path) in str(error.value)
+  assert message in str(error.value) and str(tmp_path) in str(error.value)
 
 
 @pytest.mark.parametrize("values", ["{}", '{"weight_map": {}}', '{"weight_map": [1]}', "[1]", "{"])
@@ -173,6 +173,6 @@ print(*converted(folder / "large", 768))
 def test_memory_does_not_grow_with_the_size_of_a_converted_file(tmp_path):
   root = pathlib.Path(__file__).parent.parent.parent
   words = [sys.executable, "-c", CONVERT, str(tmp_path)]
-  said = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True).stdout
-  size, grown = map(int, said.split())
+  output = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True).stdout
+  size, grown = map(int, output.split())
   assert size > 2e8 and grown < 5e7, (size, grown)

@@ -187,14 +187,14 @@ def others():
 
 
 @pytest.mark.parametrize(
-  ("name", "make", "says"), list(others()), ids=lambda value: value if type(value) is str else ""
+  ("name", "make", "message"), list(others()), ids=lambda value: value if type(value) is str else ""
 )
 @pytest.mark.filterwarnings("ignore")
-def test_unsupported_contents_are_errors_with_code_for_a_clean_file(tmp_path, name, make, says):
+def test_unsupported_contents_are_errors_with_code_for_a_clean_file(tmp_path, name, make, message):
   path = saved(tmp_path, make())
   with pytest.raises(ConfigError) as error:
     containers.read(path)
-  assert says in str(error.value) and snippet(error)
+  assert message in str(error.value) and snippet(error)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -205,12 +205,12 @@ def test_torchscript_plain_pickles_and_big_endian_files_are_errors(tmp_path):
   with zipfile.ZipFile(source) as old, zipfile.ZipFile(tmp_path / "big.pth", "w") as new:
     for member in old.infolist():
       new.writestr(member, b"big" if member.filename.endswith("byteorder") else old.read(member))
-  says = {
+  message = {
     "script.pt": "a TorchScript program",
     "plain.pkl": "torch.save did not write it",
     "big.pth": "its byte order",
   }
-  for name, text in says.items():
+  for name, text in message.items():
     with pytest.raises(ConfigError, match=text) as error:
       containers.read(tmp_path / name)
     assert snippet(error)

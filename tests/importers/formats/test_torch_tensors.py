@@ -53,7 +53,7 @@ def tensor(
   return _Call(f"torch._utils {function}", _Reference(pid=pid), offset, shape, strides, False, None)
 
 
-def by_hand(path, value, values=bytes(12), key="0"):
+def write_file(path, value, values=bytes(12), key="0"):
   file = io.BytesIO()
   Pickler(file, 2).dump(value)
   with zipfile.ZipFile(path, "w") as archive:
@@ -64,7 +64,7 @@ def by_hand(path, value, values=bytes(12), key="0"):
 
 
 def test_file_made_by_hand_is_read(tmp_path):
-  path = by_hand(tmp_path / "x.pth", {"w": tensor()}, struct.pack("<3f", 1, 2, 3))
+  path = write_file(tmp_path / "x.pth", {"w": tensor()}, struct.pack("<3f", 1, 2, 3))
   assert np.asarray(torch_files.read(path)[0]["w"]).tolist() == [1, 2, 3]
   assert torch.load(path, weights_only=True)["w"].tolist() == [1, 2, 3]
 
@@ -91,7 +91,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_tensors_with_values_outside_of_the_file_are_errors(tmp_path, name):
-  path = by_hand(tmp_path / "x.pth", {"w": tensor(**HOSTILE[name])})
+  path = write_file(tmp_path / "x.pth", {"w": tensor(**HOSTILE[name])})
   with pytest.raises(ConfigError, match=r"x\.pth: "):
     containers.read(path)
 
@@ -112,5 +112,5 @@ def test_tensors_with_values_outside_of_the_file_are_errors(tmp_path, name):
 def test_calls_with_other_arguments_are_errors_and_not_run(tmp_path, monkeypatch, value):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ConfigError, match=r"x\.pth: "):
-    containers.read(by_hand(tmp_path / "x.pth", value))
+    containers.read(write_file(tmp_path / "x.pth", value))
   assert [path.name for path in tmp_path.iterdir()] == ["x.pth"]

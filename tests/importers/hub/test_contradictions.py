@@ -20,7 +20,7 @@ def folder(path, prepared, config=None, model="hf"):
 
 
 @pytest.mark.parametrize(
-  ("changes", "says"),
+  ("changes", "message"),
   [
     ({"size": {"height": 16, "width": 64}}, "makes images of 16 x 64 px"),
     ({"size": {"height": 32, "width": 64}}, "makes images of 32 x 64 px"),
@@ -28,10 +28,10 @@ def folder(path, prepared, config=None, model="hf"):
     ({"size": 64, "do_center_crop": True, "crop_size": 48}, "makes images of 48 px"),
   ],
 )
-def test_image_size_that_contradicts_the_model_is_an_error(tmp_path, changes, says):
+def test_image_size_that_contradicts_the_model_is_an_error(tmp_path, changes, message):
   with pytest.raises(ConfigError) as error:
     importers.inspect(folder(tmp_path, VIT | changes))
-  assert f"preprocessor_config.json next to it {says}, but the tensors are those of a model for 32 px" in str(
+  assert f"preprocessor_config.json next to it {message}, but the tensors are those of a model for 32 px" in str(
     error.value
   )
 
@@ -104,11 +104,11 @@ FALSE = [
 ]
 
 
-@pytest.mark.parametrize(("model", "config", "says"), FALSE, ids=[f"{model} {says}" for model, _, says in FALSE])
-def test_statements_that_contradict_the_tensors_are_errors_of_one_line(tmp_path, model, config, says):
+@pytest.mark.parametrize(("model", "config", "message"), FALSE, ids=[f"{model} {says}" for model, _, says in FALSE])
+def test_statements_that_contradict_the_tensors_are_errors_of_one_line(tmp_path, model, config, message):
   with pytest.raises(ConfigError) as error:
     inspected(tmp_path, config, model)
-  assert f"config.json next to it {says}" in str(error.value) and "\n" not in str(error.value)
+  assert f"config.json next to it {message}" in str(error.value) and "\n" not in str(error.value)
   assert str(error.value).endswith("Correct or remove config.json")
 
 
@@ -134,23 +134,23 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize(("config", "says"), NONSENSE, ids=[says for _, says in NONSENSE])
-def test_invalid_values_in_config_json_are_errors_with_the_file(tmp_path, config, says):
+@pytest.mark.parametrize(("config", "message"), NONSENSE, ids=[says for _, says in NONSENSE])
+def test_invalid_values_in_config_json_are_errors_with_the_file(tmp_path, config, message):
   with pytest.raises(ConfigError) as error:
     inspected(tmp_path, config)
-  assert f"{tmp_path / 'config.json'}: " in str(error.value) and says in str(error.value)
+  assert f"{tmp_path / 'config.json'}: " in str(error.value) and message in str(error.value)
 
 
 @pytest.mark.parametrize(
-  ("key", "values", "says"),
+  ("key", "values", "message"),
   [
     ("image_mean", [123.7, 116.3, 103.5], "image_mean is 123.7"),
     ("image_std", [1e-30, 0.5, 0.5], "image_std is 1e-30"),
   ],
 )
-def test_preprocessor_mean_and_std_must_suit_pixels_of_0_to_1(tmp_path, key, values, says):
+def test_preprocessor_mean_and_std_must_suit_pixels_of_0_to_1(tmp_path, key, values, message):
   prepared = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} | {key: values}
-  with pytest.raises(ConfigError, match=rf"preprocessor_config\.json: {says}"):
+  with pytest.raises(ConfigError, match=rf"preprocessor_config\.json: {message}"):
     importers.inspect(folder(tmp_path, prepared))
 
 

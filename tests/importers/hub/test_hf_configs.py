@@ -12,11 +12,11 @@ from vit_jax.schema import Choice
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def written(layout, name, size=224, labels=("cat", "dog"), **arguments):
+def write_sidecars(layout, name, size=224, labels=("cat", "dog"), **arguments):
   described = Description(Choice(name, arguments), size, 2).bind()
   crop = schema.bind(Choice("torchvision", {"ratio": 0.9}), (crops.torchvision,))
-  said = ImageMetadata({"mean": MEAN, "std": STD}, crop, size, labels, "softmax")
-  return hf_configs.create_sidecar_files(importers.find_layout(described, layout), described, said)
+  metadata = ImageMetadata({"mean": MEAN, "std": STD}, crop, size, labels, "softmax")
+  return hf_configs.create_sidecar_files(importers.find_layout(described, layout), described, metadata)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def written(layout, name, size=224, labels=("cat", "dog"), **arguments):
   ],
 )
 def test_timm_config_has_architecture_preprocessing_and_classes(name, architecture, classifier):
-  config = written("timm", name)["config.json"]
+  config = write_sidecars("timm", name)["config.json"]
   prepared = config["pretrained_cfg"]
   assert (config["architecture"], config["num_classes"], config["label_names"]) == (architecture, 2, ["cat", "dog"])
   assert (prepared["input_size"], prepared["crop_pct"], prepared["crop_mode"]) == ([3, 224, 224], 0.9, "center")
@@ -39,7 +39,7 @@ def test_timm_config_has_architecture_preprocessing_and_classes(name, architectu
 
 
 def test_timm_config_has_every_size_of_a_vit():
-  config = written("timm", "ViT-S/8", 64, width=64, depth=2, heads=2, hidden=96, pool="gap")["config.json"]
+  config = write_sidecars("timm", "ViT-S/8", 64, width=64, depth=2, heads=2, hidden=96, pool="gap")["config.json"]
   arguments = config["model_args"]
   assert [arguments[key] for key in ("img_size", "patch_size", "embed_dim", "depth", "num_heads")] == [64, 8, 64, 2, 2]
   assert int(64 * arguments["mlp_ratio"]) == 96
@@ -52,7 +52,7 @@ def test_model_that_timm_cannot_build_has_no_architecture_name():
 
 
 def test_transformers_config_has_names_both_ways_and_a_processor():
-  files = written("hf", "ViT-Ti/16")
+  files = write_sidecars("hf", "ViT-Ti/16")
   config, prepared = files["config.json"], files["preprocessor_config.json"]
   assert config["id2label"] == {"0": "cat", "1": "dog"} and config["label2id"] == {"cat": 0, "dog": 1}
   assert config["problem_type"] == "single_label_classification"
@@ -61,7 +61,7 @@ def test_transformers_config_has_names_both_ways_and_a_processor():
 
 
 def test_classes_without_names_get_the_default_labels_of_transformers():
-  assert written("hf", "ViT-Ti/16", labels=())["config.json"]["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+  assert write_sidecars("hf", "ViT-Ti/16", labels=())["config.json"]["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
 
 
 def test_duplicate_class_names_are_noted_for_label2id():
@@ -74,10 +74,10 @@ def test_duplicate_class_names_are_noted_for_label2id():
   assert not any("label2id" in note for note in hf_configs.describe_unsaved(timm, described, same))
 
 
-@pytest.mark.parametrize(("pool", "said"), [("gap", True), ("cls", False)])
-def test_note_explains_that_transformers_pools_the_class_token(pool, said):
+@pytest.mark.parametrize(("pool", "expected"), [("gap", True), ("cls", False)])
+def test_note_explains_that_transformers_pools_the_class_token(pool, expected):
   described = Description(Choice("vit_small_patch16_dinov3", {"pool": pool}), 256, 0).bind()
   notes = hf_configs.describe_unsaved(importers.find_layout(described, "hf"), described, ImageMetadata())
-  assert any("pooler_output of Transformers is the normalised class token" in note for note in notes) == said
+  assert any("pooler_output of Transformers is the normalised class token" in note for note in notes) == expected
   timm = hf_configs.describe_unsaved(importers.find_layout(described, "timm"), described, ImageMetadata())
   assert not any("pooler_output" in note for note in timm)

@@ -16,15 +16,17 @@ from vit_jax.schema import Choice, ConfigError
 
 
 @pytest.mark.parametrize(
-  ("says", "gelu"),
+  ("message", "gelu"),
   [
     *((name, "erf") for name in ("gelu", "gelu_python")),
     *((name, "tanh") for name in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_accurate")),
   ],
 )
-def test_supported_activations_of_transformers_are_read(tmp_path, says, gelu):
+def test_supported_activations_of_transformers_are_read(tmp_path, message, gelu):
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
-  (tmp_path / "config.json").write_text(json.dumps({"hidden_act": says, "num_attention_heads": 2, "hidden_size": 64}))
+  (tmp_path / "config.json").write_text(
+    json.dumps({"hidden_act": message, "num_attention_heads": 2, "hidden_size": 64})
+  )
   assert importers.inspect(tmp_path).description.arguments()["gelu"] == gelu
 
 
@@ -59,19 +61,19 @@ def test_another_normalisation_is_noted_with_its_flag(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("name", "values", "said"),
+  ("name", "values", "message"),
   [
     ("config.json", {"layer_norm_eps": 10**400}, "layer_norm_eps is 1000"),
     ("preprocessor_config.json", {"image_mean": [10**400] * 3}, "image_mean is [1000"),
     ("preprocessor_config.json", {"resample": [3], "size": 224}, "resample is [3]"),
   ],
 )
-def test_invalid_values_next_to_weights_are_errors_with_the_file(tmp_path, name, values, said):
+def test_invalid_values_next_to_weights_are_errors_with_the_file(tmp_path, name, values, message):
   safetensors.numpy.save_file(hostile.good("hf"), tmp_path / "model.safetensors")
   (tmp_path / name).write_text(json.dumps(values))
   with pytest.raises(ConfigError) as error:
     importers.inspect(tmp_path)
-  assert str(tmp_path / name) in str(error.value) and said in str(error.value)
+  assert str(tmp_path / name) in str(error.value) and message in str(error.value)
 
 
 def test_true_statements_of_config_json_are_accepted(tmp_path):
@@ -119,13 +121,13 @@ DAMAGED = {
 @pytest.mark.parametrize("verb", ["convert", "predict", "evaluate"])
 def test_damaged_json_next_to_an_npz_is_an_error_of_one_line(tmp_path, verb, name):
   np.savez(tmp_path / "model.npz", **hostile.good("vit_jax"))
-  beside = tmp_path / "model.json"
+  sidecar = tmp_path / "model.json"
   if name == "fifo":
-    os.mkfifo(beside)
+    os.mkfifo(sidecar)
   elif name == "directory":
-    beside.mkdir()
+    sidecar.mkdir()
   else:
-    beside.write_bytes(DAMAGED[name])
+    sidecar.write_bytes(DAMAGED[name])
   prepare_dataset("digits")
   (tmp_path / "a.png").write_bytes(encode(picture(32, 32)))
   weights = tmp_path / "model.npz"
@@ -137,7 +139,7 @@ def test_damaged_json_next_to_an_npz_is_an_error_of_one_line(tmp_path, verb, nam
   with pytest.raises(ConfigError) as error:
     module.main(words)
   message = str(error.value)
-  assert f"{beside} " in message and "Fix or remove it" in message and "\n" not in message
+  assert f"{sidecar} " in message and "Fix or remove it" in message and "\n" not in message
 
 
 @pytest.mark.parametrize("values", [{}, {"name": "of another program"}])

@@ -22,12 +22,12 @@ CROPS = [
 ]
 
 
-def said(name="resize", **arguments):
+def make_metadata(name="resize", **arguments):
   crop = schema.bind(Choice(name, arguments), (crops.TEST_CROPS[name],))
   return ImageMetadata(NORMALISED, crop, 224, ("a", "ü", "=c"), "sigmoid")
 
 
-def cut(choice, image):
+def crop_image(choice, image):
   return schema.make(schema.bind(choice, (crops.TEST_CROPS[choice.name],)), crops.TEST_CROPS, 224)(image, None)
 
 
@@ -36,29 +36,29 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (301, 400, 3), dtype=np.uint8)
 
 @pytest.mark.parametrize(("name", "arguments"), CROPS)
 def test_crop_keeps_its_pixels_through_hub_formats(name, arguments):
-  beside = said(name, **arguments)
-  expected = cut(beside.crop, IMAGE)
-  of_timm, _ = preprocessing.read_timm_crop({**preprocessing.create_timm_keys(beside), "input_size": [3, 224, 224]})
-  of_transformers = preprocessor.read(preprocessor.create_processor_config(beside)).image_metadata.crop
-  np.testing.assert_array_equal(cut(of_timm, IMAGE), expected)
-  np.testing.assert_array_equal(cut(of_transformers, IMAGE), expected)
+  metadata = make_metadata(name, **arguments)
+  expected = crop_image(metadata.crop, IMAGE)
+  of_timm, _ = preprocessing.read_timm_crop({**preprocessing.create_timm_keys(metadata), "input_size": [3, 224, 224]})
+  of_transformers = preprocessor.read(preprocessor.create_processor_config(metadata)).image_metadata.crop
+  np.testing.assert_array_equal(crop_image(of_timm, IMAGE), expected)
+  np.testing.assert_array_equal(crop_image(of_transformers, IMAGE), expected)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CROPS[:1] + CROPS[3:4])
 def test_processor_config_gives_the_same_pixels_with_pillow(name, arguments):
-  beside = said(name, **arguments)
-  written = preprocessor.create_processor_config(beside)
+  metadata = make_metadata(name, **arguments)
+  written = preprocessor.create_processor_config(metadata)
   size = written["size"]["width"], written["size"]["height"]
   scaled = np.array(Image.fromarray(IMAGE).resize(size, Image.Resampling(written["resample"])))
   margin = (size[0] - 224) // 2
-  np.testing.assert_array_equal(scaled[margin : margin + 224, margin : margin + 224], cut(beside.crop, IMAGE))
+  np.testing.assert_array_equal(scaled[margin : margin + 224, margin : margin + 224], crop_image(metadata.crop, IMAGE))
   assert written["do_center_crop"] == (name == "centre")
 
 
 @pytest.mark.parametrize(("name", "arguments"), CROPS)
 def test_json_round_trip_is_lossless(name, arguments):
-  beside = said(name, **arguments)
-  assert preprocessing.from_json(json.loads(json.dumps(preprocessing.to_json(beside)))) == beside
+  metadata = make_metadata(name, **arguments)
+  assert preprocessing.from_json(json.loads(json.dumps(preprocessing.to_json(metadata)))) == metadata
 
 
 @pytest.mark.parametrize("large", range(224, 460, 7))
@@ -109,7 +109,7 @@ def test_images_are_scaled_to_at_most_ten_times_a_crop(kind):
   with pytest.raises(ConfigError, match=r"size is {'shortest_edge': 65535}, with a crop_size of 1.*ten times"):
     preprocessor.read(values)
   crop = preprocessor.read({**values, "size": 2240, "crop_size": 224}).image_metadata.crop
-  cut(crop, IMAGE)
+  crop_image(crop, IMAGE)
 
 
 @pytest.mark.parametrize(("small", "large"), [(1, 65535), (1, 2001), (3, 60000), (17, 65535)])
@@ -118,10 +118,12 @@ def test_very_small_ratio_has_more_digits(small, large):
 
 
 def test_crops_that_a_hub_cannot_express_are_noted():
-  assert preprocessing.describe_crop_limits(said("resize", interpolation="bilinear"), True) == []
-  assert "Pillow's box" in preprocessing.describe_crop_limits(said(), True)[0]
-  assert "smooths" in preprocessing.describe_crop_limits(said("resize", interpolation="bicubic_aliased"), False)[0]
-  torchvision = said("torchvision", ratio=0.9, interpolation="bicubic")
+  assert preprocessing.describe_crop_limits(make_metadata("resize", interpolation="bilinear"), True) == []
+  assert "Pillow's box" in preprocessing.describe_crop_limits(make_metadata(), True)[0]
+  assert (
+    "smooths" in preprocessing.describe_crop_limits(make_metadata("resize", interpolation="bicubic_aliased"), False)[0]
+  )
+  torchvision = make_metadata("torchvision", ratio=0.9, interpolation="bicubic")
   assert (
     "moved by a pixel" in preprocessing.describe_crop_limits(torchvision, True)[0]
     and preprocessing.describe_crop_limits(torchvision, False) == []
@@ -129,4 +131,4 @@ def test_crops_that_a_hub_cannot_express_are_noted():
 
 
 def test_crop_scales_with_the_image_size():
-  assert preprocessing.scale_crop(said("centre", resize=256).crop, 224, 448).args["resize"] == 512
+  assert preprocessing.scale_crop(make_metadata("centre", resize=256).crop, 224, 448).args["resize"] == 512

@@ -27,10 +27,10 @@ def processor(config):
 
 def ours(config, side=224):
   """Returns the image that vit_jax computes for the same config."""
-  beside = preprocessor.read(config).image_metadata
-  crop = schema.bind(beside.crop, (crops.TEST_CROPS[beside.crop.name],))
+  metadata = preprocessor.read(config).image_metadata
+  crop = schema.bind(metadata.crop, (crops.TEST_CROPS[metadata.crop.name],))
   cut = schema.make(crop, crops.TEST_CROPS, side)(IMAGE, None)
-  mean, std = (np.array(beside.normalised[key]) for key in ("mean", "std"))
+  mean, std = (np.array(metadata.normalised[key]) for key in ("mean", "std"))
   return (cut / 255 - mean) / std
 
 
@@ -106,11 +106,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "says"), REFUSED, ids=[str(changes)[:60] for changes, _ in REFUSED])
-def test_unsupported_steps_are_errors_of_one_line(changes, says):
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(changes)[:60] for changes, _ in REFUSED])
+def test_unsupported_steps_are_errors_of_one_line(changes, message):
   with pytest.raises(ConfigError) as error:
     preprocessor.read(VIT | changes)
-  assert says in str(error.value) and "\n" not in str(error.value)
+  assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_rescale_factor_without_mean_and_std_is_an_error():

@@ -98,7 +98,7 @@ def test_timm_arguments_select_the_rotary_positions(arguments, rotary):
 
 
 @pytest.mark.parametrize(
-  ("arguments", "says"),
+  ("arguments", "message"),
   [
     ({"rope_temperature": 3.0}, "rope_temperature=3.0, but not use_rot_pos_emb"),
     ({"use_rot_pos_emb": True, "rope_type": "mrope"}, "rope_type='mrope'"),
@@ -109,6 +109,6 @@ def test_timm_arguments_select_the_rotary_positions(arguments, rotary):
     ({"use_rot_pos_emb": True, "rope_temperature": "hot"}, "rope_temperature='hot'"),
   ],
 )
-def test_unsupported_rotary_arguments_are_errors(arguments, says):
-  with pytest.raises(ConfigError, match=says):
+def test_unsupported_rotary_arguments_are_errors(arguments, message):
+  with pytest.raises(ConfigError, match=message):
     timm_arguments.find_rotary(arguments)

@@ -44,7 +44,7 @@ def test_written_config_contains_facts_that_tensors_do_not_show(tmp_path, model)
 
 
 @pytest.mark.parametrize(
-  ("model", "changes", "says"),
+  ("model", "changes", "message"),
   [
     ("dinov2", {"qkv_bias": False}, "qkv_bias='none'"),
     ("dinov2", {"qkv_bias": "no"}, "qkv_bias is 'no'. Allowed: true or false"),
@@ -77,11 +77,11 @@ def test_written_config_contains_facts_that_tensors_do_not_show(tmp_path, model)
     ("siglip_classes", {"vision_config": {"hidden_size": 128, "num_attention_heads": 2}}, "width=128"),
   ],
 )
-def test_config_of_another_model_is_an_error(tmp_path, model, changes, says):
+def test_config_of_another_model_is_an_error(tmp_path, model, changes, message):
   folder(tmp_path, model, changes)
   with pytest.raises(ConfigError) as error:
     importers.inspect(tmp_path)
-  assert says in str(error.value) and "config.json" in str(error.value)
+  assert message in str(error.value) and "config.json" in str(error.value)
 
 
 def test_coordinate_augmentation_is_read_from_the_config(tmp_path):
@@ -95,7 +95,7 @@ def test_coordinate_augmentation_is_read_from_the_config(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("kind", "said"),
+  ("kind", "expected"),
   [
     ("dinov2", {"eps": 1e-6, "gelu": "erf", "heads": 12}),
     ("dinov2_with_registers", {"eps": 1e-6, "gelu": "erf", "heads": 12, "registers": 4}),
@@ -113,7 +113,7 @@ def test_coordinate_augmentation_is_read_from_the_config(tmp_path):
     ("siglip", {"eps": 1e-6, "gelu": "tanh", "heads": 12}),
   ],
 )
-def test_missing_keys_have_the_defaults_of_transformers(tmp_path, kind, said):
+def test_missing_keys_have_the_defaults_of_transformers(tmp_path, kind, expected):
   (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
   found = metadata.read_hints(tmp_path / "model.safetensors")["stated"]
-  assert said.items() <= found.items()
+  assert expected.items() <= found.items()

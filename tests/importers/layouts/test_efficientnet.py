@@ -22,7 +22,7 @@ def parameters(size):
   return {path: leaf.shape for path, leaf in modules.shapes(f"efficientnet_{size}").items()}
 
 
-def described(model_name, **arguments):
+def describe(model_name, **arguments):
   return Description(Choice(model_name, SHRUNK | arguments), 24, 5)
 
 
@@ -66,7 +66,7 @@ def test_unpublished_sizes_are_recognised_by_their_shapes(arguments):
 
 
 def test_written_file_is_read_back_as_the_same_model():
-  given = described("efficientnet_b0")
+  given = describe("efficientnet_b0")
   ours = {
     path: np.random.default_rng(0).standard_normal(shape, np.float32)
     for path, shape in layout.compute_shapes(given).items()
@@ -82,7 +82,7 @@ def test_written_file_is_read_back_as_the_same_model():
 
 
 def test_impossible_widths_are_an_error():
-  tensors = tensors_of(described("efficientnet_b0"))
+  tensors = tensors_of(describe("efficientnet_b0"))
   tensors["conv_stem.weight"] = jax.ShapeDtypeStruct((800, 3, 3, 3), np.float32)
   with pytest.raises(ConfigError, match=r"widths .800, 8, 8, 16, 384. of stem, stages and top"):
     importers.recognise(tensors)
@@ -90,7 +90,7 @@ def test_impossible_widths_are_an_error():
 
 @pytest.mark.parametrize("missing", ["blocks.0.0.se.conv_reduce.weight", "bn2.weight", "blocks.0.0.conv_dw.weight"])
 def test_related_networks_with_missing_tensors_are_not_recognised(missing):
-  tensors = tensors_of(described("efficientnet_b0"))
+  tensors = tensors_of(describe("efficientnet_b0"))
   del tensors[missing]
   with pytest.raises(ConfigError, match="no known model"):
     importers.recognise(tensors)

@@ -17,7 +17,7 @@ SIZE = {"image_size": 24, "classes": 5, "width": 8, "depths": (2, 2), "heads": (
 LAYOUT = importer.LAYOUTS[0]
 
 
-def written():
+def make_tensors():
   """Returns tensors by timm's names, parameters by path, and the description of a small model."""
   arguments = {key: SIZE[key] for key in ("width", "depths", "heads", "window")}
   description = models.Description(schema.Choice(TINY, arguments), 24, 5)
@@ -27,7 +27,7 @@ def written():
 
 
 def test_written_tensors_are_described_and_read_back():
-  tensors, arrays, description = written()
+  tensors, arrays, description = make_tensors()
   assert LAYOUT.recognises(tensors)
   # Without a hint, the map of the last stage is assumed to be one window.
   assert LAYOUT.describe(tensors, {}) == description
@@ -37,7 +37,7 @@ def test_written_tensors_are_described_and_read_back():
 
 
 def test_files_with_microsofts_names_and_buffers_give_the_same_model():
-  tensors, arrays, description = written()
+  tensors, arrays, description = make_tensors()
   theirs = {name.replace("head.fc", "head").replace("layers.1.down", "layers.0.down"): t for name, t in tensors.items()}
   assert "head.weight" in theirs and "layers.0.downsample.reduction.weight" in theirs
   theirs["layers.0.blocks.1.attn_mask"] = np.zeros((4, 9, 9), np.float32)
@@ -50,7 +50,7 @@ def test_files_with_microsofts_names_and_buffers_give_the_same_model():
 
 
 def test_packed_rows_contain_query_key_and_value_by_head():
-  tensors, arrays, _ = written()
+  tensors, arrays, _ = make_tensors()
   packed = tensors["layers.1.blocks.0.attn.qkv.weight"]
   for i, part in enumerate(("query", "key", "value")):
     kernel = arrays[f"stages/1/blocks/0/attention/{part}/kernel"]

@@ -42,7 +42,7 @@ def test_index_tensors_of_older_files_and_other_prefixes_are_accepted():
   assert same({f"model.{name}": tensor for name, tensor in tensors.items()}, arrays)
 
 
-def in_folder(folder, **changes):
+def write_folder(folder, **changes):
   tensors, description, _ = tensors_of()
   written = importers.find_layout(description, "hf")
   safetensors.numpy.save_file(tensors, folder / "model.safetensors")
@@ -51,7 +51,7 @@ def in_folder(folder, **changes):
 
 
 def test_config_gives_the_image_size_and_the_class_names(tmp_path):
-  found = importers.inspect(in_folder(tmp_path, id2label={"0": "cat", "1": "dog", "2": "owl"}, label2id={}))
+  found = importers.inspect(write_folder(tmp_path, id2label={"0": "cat", "1": "dog", "2": "owl"}, label2id={}))
   assert found.description.image_size == 56 and found.image_metadata.labels == ("cat", "dog", "owl")
 
 
@@ -69,7 +69,7 @@ def test_config_gives_the_image_size_and_the_class_names(tmp_path):
 )
 def test_config_of_another_model_is_an_error(tmp_path, key, value):
   with pytest.raises(ConfigError, match=rf"config\.json: {key} is "):
-    importers.inspect(in_folder(tmp_path, **{key: value}))
+    importers.inspect(write_folder(tmp_path, **{key: value}))
 
 
 def test_swin_has_the_layouts_timm_and_hf():

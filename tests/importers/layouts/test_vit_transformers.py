@@ -79,7 +79,7 @@ def test_bias_of_keys_alone_is_an_error():
 
 
 @pytest.mark.parametrize(
-  ("arguments", "size", "says"),
+  ("arguments", "size", "message"),
   [
     (MODERN, (32, 48), r"position tables of square images only, not of \(32, 48\)"),
     (MODERN | {"hidden": 96}, 32, r"mlp_ratio, a whole multiple of the width 64, but this model has hidden=96"),
@@ -87,6 +87,6 @@ def test_bias_of_keys_alone_is_an_error():
     (HF_DINOV3 | {"rotary": Choice("dinov3", {"normalise": "max"})}, 32, r"normalise=separate, but this model has max"),
   ],
 )
-def test_models_that_transformers_cannot_express_are_errors(arguments, size, says):
-  with pytest.raises(ConfigError, match=says):
+def test_models_that_transformers_cannot_express_are_errors(arguments, size, message):
+  with pytest.raises(ConfigError, match=message):
     tensors_of(arguments, size)

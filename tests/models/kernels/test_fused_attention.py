@@ -119,7 +119,7 @@ def test_replicated_bias_under_shard_map_gets_the_gradient_of_all_images():
     np.testing.assert_allclose(mine, other, rtol=0, atol=2e-5)
 
 
-def lowered(platform, batch=2, tokens=196, heads=12, size=64):
+def lower(platform, batch=2, tokens=196, heads=12, size=64):
   x = jax.ShapeDtypeStruct((batch, tokens, heads * size), jnp.bfloat16)
   bias = jax.ShapeDtypeStruct((heads * size,), jnp.float32)
 
@@ -134,7 +134,7 @@ def lowered(platform, batch=2, tokens=196, heads=12, size=64):
 
 @pytest.mark.parametrize("tokens, heads, size", [(196, 12, 64), (197, 16, 64), (256, 16, 80), (1025, 12, 64)])
 def test_tpu_program_has_two_kernels_and_no_token_by_token_array(tokens, heads, size):
-  text = lowered("tpu", tokens=tokens, heads=heads, size=size)
+  text = lower("tpu", tokens=tokens, heads=heads, size=size)
   assert text.count("@tpu_custom_call") == 2
   assert "stablehlo.while" not in text  # of the interpreter
   shapes = [tuple(map(int, shape.split("x")[:-1])) for shape in re.findall(r"tensor<((?:\d+x)+)(?:bf16|f32)>", text)]
@@ -144,7 +144,7 @@ def test_tpu_program_has_two_kernels_and_no_token_by_token_array(tokens, heads, 
 
 
 def test_cpu_program_interprets_the_kernel():
-  assert "tpu_custom_call" not in lowered("cpu", tokens=5, heads=2, size=16)
+  assert "tpu_custom_call" not in lower("cpu", tokens=5, heads=2, size=16)
 
 
 @pytest.mark.parametrize(
