@@ -11,8 +11,8 @@ from tests.documentation import extraction
 from tests.documentation.test_site import generate
 from vit_jax import evals, evaluate, fewshot, tasks
 from vit_jax.schema import Choice
-from vit_jax.tasks import masked_patches, self_distillation
-from vit_jax.training import goodput, logging, loop, steps
+from vit_jax.tasks import dinov2, masked_patches, self_distillation
+from vit_jax.training import goodput, loop, steps, training_log
 
 METRICS = [metric for chapter in generate.metric_chapters() for metric in chapter["metrics"]]
 FIGURES = {
@@ -50,13 +50,13 @@ def names_of_training():
   names = keys_in(steps.make_train_step, "train/") | {"train/loss"}
   for task in tasks.TASKS.values():
     names |= keys_in(task.objective, "train/")
-  names |= keys_in(self_distillation.measure_collapse, "train/")
+  names |= keys_in(self_distillation.measure_collapse, "train/") | keys_in(dinov2.Dinov2._compute_losses, "train/")
   names |= {f"train/{make(8).metric}" for make in masked_patches.TARGETS.values()}
   names.remove("train/shard_rows")  # an argument of update rules
   return (
     names
-    | keys_in(logging.TrainingLog.write)
-    | keys_in(logging.TrainingLog._add_chip_rates)
+    | keys_in(training_log.TrainingLog.write)
+    | keys_in(training_log.TrainingLog._add_chip_rates)
     | keys_in(goodput.GoodputTracker.measure_lap)
     | {"train/epoch_birds"}
   )
@@ -102,7 +102,7 @@ def test_a_definition_has_a_unit_a_sentence_and_places():
 
 
 def test_words_of_the_screen_are_those_of_the_code():
-  source = "".join(inspect.getsource(module) for module in (logging, goodput, loop))
+  source = "".join(inspect.getsource(module) for module in (training_log, goodput, loop))
   for chapter in generate.metric_chapters():
     for metric in chapter["metrics"]:
       words = metric.get("screen", "loss")

@@ -13,8 +13,7 @@ import numpy as np
 
 from vit_jax.importers import layout
 from vit_jax.importers.formats.lazy_tensors import Tensor, Tensors
-from vit_jax.tasks.dinov2 import PATCH_CENTER, PATCH_HEAD, TOKEN
-from vit_jax.tasks.self_distillation import CENTER, HEAD
+from vit_jax.selfsup.paths import CENTER, HEAD, PATCH_CENTER, PATCH_HEAD, TOKEN
 
 Shapes = Mapping[str, tuple[int, ...]]
 

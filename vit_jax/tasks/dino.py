@@ -17,12 +17,11 @@ from vit_jax import models
 from vit_jax.schema import Momentum
 from vit_jax.selfsup import losses, targets
 from vit_jax.selfsup.heads import ProjectionHead
+from vit_jax.selfsup.paths import CENTER, HEAD
 from vit_jax.shapes import Array, PRNGKey, Shaped
 from vit_jax.tasks import cost
 from vit_jax.tasks.self_distillation import (
-  CENTER,
   GLOBAL,
-  HEAD,
   SelfDistillation,
   measure_collapse,
   merge_crops,

@@ -25,14 +25,13 @@ from vit_jax.schema import Choice, ConfigError, Momentum, NonNegative, Range, en
 from vit_jax.selfsup import losses, patch_masks, targets
 from vit_jax.selfsup.heads import ProjectionHead
 from vit_jax.selfsup.patch_masks import PatchMasks
+from vit_jax.selfsup.paths import CENTER, HEAD, PATCH_CENTER, PATCH_HEAD, TOKEN
 from vit_jax.selfsup.resize import resize_patches
 from vit_jax.shapes import Array, Float, PRNGKey, Shaped, Tensor
 from vit_jax.tasks import cost, masking
 from vit_jax.tasks.dinov2_choices import GRAMS, MASKS, Gram
 from vit_jax.tasks.self_distillation import (
-  CENTER,
   GLOBAL,
-  HEAD,
   Area,
   Crops,
   SelfDistillation,
@@ -42,8 +41,6 @@ from vit_jax.tasks.self_distillation import (
   split_crops,
 )
 from vit_jax.tasks.task import Batch, Context, FrozenModel, Objective, Params
-
-PATCH_HEAD, PATCH_CENTER, TOKEN = "task/patch_head", "task/patch_center", "task/mask_token"
 
 
 class Tokens(NamedTuple):

@@ -23,11 +23,11 @@ from vit_jax.optim.value_schedules import VALUE_SCHEDULES, create_value_schedule
 from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Range, enter_key
 from vit_jax.selfsup import heads
 from vit_jax.selfsup.heads import ProjectionHead
+from vit_jax.selfsup.paths import HEAD
 from vit_jax.shapes import Array, Count, Float, PRNGKey, Scalar, Tensor
 from vit_jax.tasks import masking
 from vit_jax.tasks.task import Batch, Context, Labels, Params, Task, TaskContext
 
-HEAD, CENTER = "task/head", "task/center"
 GLOBAL = 2  # number of global crops
 UNIFORM = 0.998  # a teacher has collapsed if its entropy is above this share of the largest entropy, log K
 PROTOTYPES = 1.5  # a teacher has collapsed if all images of a batch use fewer prototypes

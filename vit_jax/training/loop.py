@@ -25,7 +25,7 @@ from vit_jax.schema.errors import NotFiniteError
 from vit_jax.storage import files
 from vit_jax.training import goodput, steps, writer
 from vit_jax.training.experiment import Eval, Experiment
-from vit_jax.training.logging import TrainingLog, make_not_finite_error
+from vit_jax.training.training_log import TrainingLog, make_not_finite_error
 
 
 def train(

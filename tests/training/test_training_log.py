@@ -16,7 +16,7 @@ from vit_jax import config
 from vit_jax.data import catalog, decoding
 from vit_jax.evals import metrics, plots
 from vit_jax.evals.accuracy import AccuracyDetails
-from vit_jax.training import goodput, logging, loop
+from vit_jax.training import goodput, loop, training_log
 
 pytestmark = pytest.mark.heavy
 
@@ -36,7 +36,7 @@ def part(parts, workdir, first, last, about, save=None):
   """Logs some steps as the loop does; what is said about the state that is saved at step `save`."""
   workdir.mkdir(exist_ok=True)
   timer = goodput.GoodputTracker()
-  lines = logging.TrainingLog(parts, workdir, first, timer, timer.phase, Store(), about)
+  lines = training_log.TrainingLog(parts, workdir, first, timer, timer.phase, Store(), about)
   progress = None
   with contextlib.closing(lines):
     for step in range(first, last):
@@ -75,7 +75,7 @@ def test_a_kill_after_any_save_leaves_every_line_to_the_bit(parts, tmp_path, sav
 def test_e2_measurements_are_counted_over_all_attempts_and_once_for_a_step(parts, tmp_path):
   def attempt(start, steps, about, again=()):
     timer = goodput.GoodputTracker()
-    lines = logging.TrainingLog(parts, tmp_path, start, timer, timer.phase, Store(), about)
+    lines = training_log.TrainingLog(parts, tmp_path, start, timer, timer.phase, Store(), about)
     with contextlib.closing(lines):
       for step in steps:
         for _ in range(1 + (step in again)):
@@ -95,7 +95,7 @@ def test_e2_measurements_are_counted_over_all_attempts_and_once_for_a_step(parts
 def test_a_line_that_cannot_be_written_is_an_error_of_the_workdir(parts, tmp_path):
   (tmp_path / "run").mkdir()
   timer = goodput.GoodputTracker()
-  lines = logging.TrainingLog(parts, tmp_path / "run", 0, timer, timer.phase, Store(), {})
+  lines = training_log.TrainingLog(parts, tmp_path / "run", 0, timer, timer.phase, Store(), {})
   (tmp_path / "run").rename(tmp_path / "moved")
   lines.add(1, {"loss": jnp.asarray(1.0)}, 0)
   with pytest.raises(FileNotFoundError, match="the workdir no longer exists"):
@@ -106,12 +106,12 @@ def test_a_line_that_cannot_be_written_is_an_error_of_the_workdir(parts, tmp_pat
 def test_the_program_is_few_steps_ahead_of_its_devices(parts, tmp_path, monkeypatch):
   """Else a stop would wait for all that is under way, and the watch would take polls for steps."""
   waited = []
-  monkeypatch.setattr(logging.jax, "block_until_ready", waited.append)
+  monkeypatch.setattr(training_log.jax, "block_until_ready", waited.append)
   timer = goodput.GoodputTracker()
-  with contextlib.closing(logging.TrainingLog(parts, tmp_path, 0, timer, timer.phase, Store(), {})) as lines:
+  with contextlib.closing(training_log.TrainingLog(parts, tmp_path, 0, timer, timer.phase, Store(), {})) as lines:
     for step in range(1, 11):
       lines.add(step, {"loss": step}, 0)
-  assert waited == [{"loss": step} for step in range(1, 11 - logging.AHEAD)]
+  assert waited == [{"loss": step} for step in range(1, 11 - training_log.AHEAD)]
 
 
 def test_a_run_that_waits_for_its_data_says_once_what_helps(parts, tmp_path, monkeypatch, capsys):
@@ -120,7 +120,9 @@ def test_a_run_that_waits_for_its_data_says_once_what_helps(parts, tmp_path, mon
   monkeypatch.setattr(timer, "measure_lap", lambda images: {"images_per_second": 9.0, "data_wait": next(shares)})
   monkeypatch.setattr(goodput.GoodputTracker, "rate", 9.0)
   (tmp_path / "run").mkdir()
-  with contextlib.closing(logging.TrainingLog(parts, tmp_path / "run", 0, timer, timer.phase, Store(), {})) as lines:
+  with contextlib.closing(
+    training_log.TrainingLog(parts, tmp_path / "run", 0, timer, timer.phase, Store(), {})
+  ) as lines:
     said = []
     for step in range(1, 8):
       lines.add(step, {"loss": jnp.asarray(1.0)}, 0)
@@ -148,7 +150,7 @@ def shown(workdir):
 
 @pytest.mark.long
 def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_path, monkeypatch):
-  monkeypatch.setattr(logging, "DRAWING", 0.0)
+  monkeypatch.setattr(training_log, "DRAWING", 0.0)
   png = plots.render_png(plots.draw_image_grid([], []), 20)
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts, 5), tmp_path, pictures={"first batch": png})
@@ -163,7 +165,9 @@ def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_p
   }
   assert all(sum(len(each[i][1]) for each in drawn.values() if len(each) > i) < 2**20 for i in (0, 1))
   monkeypatch.setattr(jax, "process_index", lambda: 1)
-  made = logging.TrainingLog(parts, tmp_path / "other", 0, timer := goodput.GoodputTracker(), timer.phase, Store(), {})
+  made = training_log.TrainingLog(
+    parts, tmp_path / "other", 0, timer := goodput.GoodputTracker(), timer.phase, Store(), {}
+  )
   made.begin({"first batch": png})
   made.draw(12, {"": None})
   assert not (tmp_path / "other").exists()
@@ -183,10 +187,10 @@ def test_a_thousand_classes_and_images_that_went_are_drawn_within_the_bound(part
     return source.read(record)
 
   details = AccuracyDetails(dataclasses.replace(gone, read=read), metrics.Predictions(*rows))
-  drawn = logging.draw_predictions(details, parts.run.data)
+  drawn = training_log.draw_predictions(details, parts.run.data)
   assert drawn.keys() == {"confusion", "mistakes"}
   assert sum(map(len, drawn.values())) < 2**20
   right = details._replace(predictions=details.predictions._replace(best=label[:, None]))
-  assert logging.draw_predictions(right, parts.run.data).keys() == {"confusion"}
+  assert training_log.draw_predictions(right, parts.run.data).keys() == {"confusion"}
   more = right._replace(source=dataclasses.replace(source, classes=tuple(map(str, range(1001)))))
-  assert logging.draw_predictions(more, parts.run.data) == {}
+  assert training_log.draw_predictions(more, parts.run.data) == {}
