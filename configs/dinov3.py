@@ -33,6 +33,8 @@ def get_config(argument: str = "L/16,i1k") -> ConfigDict:
       stochastic_depth=0.3,
       stochastic_depth_rates="equal",
       dtype="bfloat16",
+      scan=True,
+      remat="full",  # stores only the inputs of the layers
     ),
     data=dict(
       name="imagenet2012",
