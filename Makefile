@@ -2,7 +2,7 @@
 # make lint: format, lint and types.  make check: these, and all tests that compile nothing, in minutes.
 # make test: these, and one short test of each compiled part.  make test-long: all other tests and short campaigns.
 # make compare: three compact models, few-shot probes and fine-tuning.
-# make transfer: what pre-training on generated signs gives to digits, with labels and without.
+# make transfer: features learned with labels, by masked patches, MAE, DINO and DINOv2, probed by k-NN and linearly.
 # make bench: compares a train step with PyTorch's and measures the loading of weights.
 # make docs: builds the documentation as a website in site/.  make docs-serve: shows it at http://localhost:8000.
 # SEED=1 and WORKDIR=... select another run. ROUNDS=2 and MODEL=ViT-Ti/16 make the benchmarks shorter.

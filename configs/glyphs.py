@@ -2,8 +2,8 @@
 
 Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digits, once
            python -m vit_jax.train --config=configs/glyphs.py --workdir=runs/glyphs
-           configs/ablations/pretraining.py continues from these weights with digits. `make transfer` does both three
-           times and compares the results
+           configs/ablations/pretraining.py continues from these weights with digits. `make transfer` compares features
+           that shorter runs learn with and without labels
 Hardware:  two CPU cores
 Result:    docs/results/learning.md. During training, a few digits of each class are probed at intervals, with the
            weights and with their average. The report shows few-shot accuracy over pre-training as a curve

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import children
-from tests import runs
+from tests import recipes, runs
 from vit_jax import cli, runtime
 from vit_jax.schema import Choice, ConfigError
 
@@ -144,3 +144,34 @@ def test_gpu_benchmark_runs_a_step_of_vit_jax():
   images = np.zeros((2, sides.SIDE, sides.SIDE, 3), np.uint8)
   side = gpu_step.prepare_ours(parts, images, np.zeros(2, np.int64))
   assert np.isclose(side.steps(1), np.log(sides.CLASSES))  # the head starts at zero
+
+
+def test_starts_of_transfer_are_those_of_its_config_with_equal_steps():
+  from benchmarks import transfer
+
+  tasks = {"labels": "classify", "masked patches": "masked_patches", "MAE": "masked_autoencoder"}
+  for corpus in transfer.CORPORA:
+    trials = recipes.trials(f"ablations/objectives:{corpus}")
+    assert [trial.changes["seed"] for trial in trials] == [0, 1, 2] * len(transfer.STARTS)
+    for start, trial in zip(transfer.STARTS, trials[::3], strict=True):
+      run = json.loads(trial.config)
+      assert run["task"]["name"] == tasks.get(start, "classify" if start == "random" else start.lower())
+      assert (run["total"], run["batch"]) == ("1" if start == "random" else "100", 64)
+      assert run["data"]["name"] == corpus and not {"test", "val"} & run["evals"].keys()
+
+
+@pytest.mark.long
+def test_transfer_measures_all_starts_and_prints_one_table(tmp_path, monkeypatch, capsys):
+  from benchmarks import transfer
+
+  monkeypatch.setattr(transfer, "CORPORA", {"glyphs": "digits"})
+  monkeypatch.setattr("sys.argv", ["transfer", f"--workdir={tmp_path}", "--steps=2", "--seeds=1"])
+  transfer.main()
+  records = json.loads((tmp_path / "transfer.json").read_text())["results"]
+  assert [(record["start"], *record["steps"]) for record in records] == [
+    (start, 1 if start == "random" else 2) for start in transfer.STARTS
+  ]
+  assert all(0 <= record[probe][0] <= 1 for record in records for probe in transfer.PROBES)
+  assert [record["start"] for record in records if "feature_rank" in record] == ["DINO", "DINOv2"]
+  assert (tmp_path / "transfer.md").read_text().strip() in capsys.readouterr().out
+  assert (tmp_path / "transfer.png").read_bytes().startswith(b"\x89PNG")
