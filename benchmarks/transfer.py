@@ -133,11 +133,13 @@ def make_table(records: list[dict[str, Any]]) -> list[list[str]]:
   columns = [(corpus, probe) for corpus in CORPORA for probe in PROBES]
   header = [f"{corpus} to {CORPORA[corpus]}, {PROBES[probe]}, %" for corpus, probe in columns]
   logged = [(corpus, name) for corpus in CORPORA for name in ("teacher_entropy", "feature_rank")]
-  rows = [["start", *header, *(f"{corpus}, {name.replace('_', ' ')}" for corpus, name in logged)]]
+  warned = [f"{corpus}, runs that warned" for corpus in CORPORA]
+  rows = [["start", *header, *(f"{corpus}, {name.replace('_', ' ')}" for corpus, name in logged), *warned]]
   for start in STARTS:
     of = {record["corpus"]: record for record in records if record["start"] == start}
     cells = [results.format_mean_and_deviation(of[corpus][probe]) for corpus, probe in columns]
     cells += [f"{statistics.mean(of[corpus][name]):.2f}" if name in of[corpus] else "-" for corpus, name in logged]
+    cells += [str(sum(text is not None for text in of[corpus]["warnings"])) for corpus in CORPORA]
     rows.append([start, *cells])
   return rows
 
@@ -151,7 +153,7 @@ def draw_picture(records: list[dict[str, Any]], path: pathlib.Path) -> None:
   """
   figure = Figure(figsize=(11, 4.2), layout="constrained")
   FigureCanvasAgg(figure)
-  for axes, corpus in zip(figure.subplots(1, len(CORPORA)), CORPORA, strict=True):
+  for axes, corpus in zip(figure.subplots(1, len(CORPORA), squeeze=False)[0], CORPORA, strict=True):
     of = {record["start"]: record for record in records if record["corpus"] == corpus}
     for number, (probe, label) in enumerate(PROBES.items()):
       for i, start in enumerate(STARTS):

@@ -3,6 +3,9 @@
 Command:   python -m vit_jax.prepare glyphs, and the same for digits and scenes, once
            python -m vit_jax.sweep --config=configs/ablations/objectives.py:glyphs --workdir=runs/starts --parallel=2
            The argument is glyphs or scenes. `make transfer` runs both and writes a table and a picture
+Hardware:  two CPU cores, 12.4 minutes for both corpora
+Result:    docs/results/learning.md. On digits, k-NN finds 67.6 % with random features, 67.7 with labels, 80.0 with DINO
+           and 80.5 with DINOv2. On scenes, labels are the best with 40.0 %, and DINO is not better than random features
 """
 
 from collections.abc import Mapping
