@@ -29,6 +29,7 @@ BOTH = config(val="val", test="test")
     (config(seen="train", test="test"), ["top1", "seen/top1"], ("top1", "test")),  # images used for training
     (BOTH, ["loss", "val/loss", "val/images"], ("val/loss", "val")),
     ({}, ["top1", "val/top1"], ("val/top1", "val")),  # a missing config
+    (config(digits="test"), ["digits/knn_all", "seed", "steps", "train_seconds"], ("digits/knn_all", "test")),
   ],
 )
 def test_validation_split_comes_before_test(run, names, expected):
@@ -39,6 +40,10 @@ def test_other_data_are_not_a_validation_split():
   run = config(val="val")
   run["evals"]["val"]["data"] = {"name": "imagenet_v2"}
   assert selection.describe_role(run, "val") == "imagenet_v2 val"
+
+
+def test_run_without_evaluations_has_no_criterion():
+  assert selection.select_criterion(BOTH, ["seed", "steps", "images_per_second"]) is None
 
 
 def test_runs_share_a_validation_figure_or_are_compared_on_test():

@@ -177,6 +177,16 @@ def test_run_that_does_not_fit_gives_a_plan_with_the_problem(schedules):
   assert "cannot be divided over 8 devices" in odd.problem
 
 
+@pytest.mark.long
+def test_program_that_needs_more_than_the_memory_does_not_fit(planned, schedules, monkeypatch):
+  memory = planned.hbm_bytes - 1
+  kind = hardware.GENERATIONS[V3.generation].kind
+  monkeypatch.setitem(hardware.CHIPS, kind, V3.chip._replace(memory=memory))
+  plan = estimate.make_plan(runs.imagenet(), V3, schedules)
+  assert (plan.fits, plan.hbm_bytes) == (False, memory + 1)
+  assert plan.problem.startswith("does not fit:")
+
+
 def test_needed_memory_is_parsed_from_compiler_messages():
   for text in (
     "Ran out of memory on HBM, the total memory required for HLO temporaries (149.06G) exceeds available HBM (15.48G).",

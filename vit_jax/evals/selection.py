@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 VAL, TEST = "val", "test"
 # names of evaluations on images that are held out of training
 CALLED_VAL = ("val", "minival", "valid", "validation", "dev")
+# numbers in result.json that do not measure the model
+NOT_FIGURES = frozenset({"seed", "steps", "train_seconds", "images_per_second", "skipped_images"})
 
 
 class Criterion(NamedTuple):
@@ -82,7 +84,7 @@ def select_criterion(run: Mapping[str, object], figures: Iterable[str]) -> Crite
 
   Args:
     run: a plain config.
-    figures: names of the run's figures in result.json.
+    figures: names of numbers in result.json. Those in `NOT_FIGURES` are ignored.
 
   Returns:
     The criterion, or None if the run has no figures.
@@ -91,7 +93,7 @@ def select_criterion(run: Mapping[str, object], figures: Iterable[str]) -> Crite
     run = {"data": {"name": "folder"}, "evals": {"val": {"split": "val"}, "test": {}}}
     assert select_criterion(run, ["val/top1", "top1"]).metric == "val/top1"
   """
-  names = [name for name in figures if not name.endswith(("images", "_std"))]
+  names = [name for name in figures if name not in NOT_FIGURES and not name.endswith(("images", "_std"))]
   names = [name for name in names if name.endswith("top1")] or names
   roles = {name: find_metric_role(run, name) for name in names}
   names = [name for name in names if roles[name] == VAL] or names

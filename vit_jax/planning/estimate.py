@@ -244,13 +244,17 @@ def make_plan(
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    return _mark_too_large(plan, str(error), time.perf_counter() - began)
+    needed = parse_needed_bytes(str(error))
+    plan = dataclasses.replace(plan, hbm_bytes=needed, compile_seconds=time.perf_counter() - began)
+    return _mark_too_large(plan) if needed else dataclasses.replace(plan, problem=str(error))
   finally:
     start(f"{label}: reading the compiled program")
     cycles = hlo.read_kernel_cycles(schedules)
     for file in schedules.iterdir():  # hundreds of megabytes that belong to this program only
       file.unlink()
   plan = _estimate_step(plan, experiment, compiled, slice_.chip, cycles)
+  if plan.hbm_bytes > plan.hbm_limit:  # the compiler accepts some programs that need more
+    return _mark_too_large(plan)
   return estimate_run(plan, experiment, slice_, price, host_rate)
 
 
@@ -262,12 +266,10 @@ def _describe_choices(run: BoundRun, slice_: hardware.Slice) -> str:
   return ", ".join([slice_.rented, run.model.name, *mesh, *choices])
 
 
-def _mark_too_large(plan: Plan, message: str, seconds: float) -> Plan:
-  needed, limit = parse_needed_bytes(message), plan.hbm_limit
-  problem = (
-    f"does not fit: {needed / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB. Use --search to find a setting that fits"
-  )
-  return dataclasses.replace(plan, problem=problem if needed else message, hbm_bytes=needed, compile_seconds=seconds)
+def _mark_too_large(plan: Plan) -> Plan:
+  sizes = f"{plan.hbm_bytes / 2**30:.1f} GiB of {plan.hbm_limit / 2**30:.1f} GiB"
+  problem = f"does not fit: {sizes}. Use --search to find a setting that fits"
+  return dataclasses.replace(plan, fits=False, problem=problem)
 
 
 def parse_needed_bytes(message: str) -> int:

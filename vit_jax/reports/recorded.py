@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax import checkpoints, config, models
 from vit_jax.checkpoints import provenance
+from vit_jax.evals import selection
 from vit_jax.inference import stored
 from vit_jax.parallel import hardware
 from vit_jax.schema import ConfigError
@@ -94,8 +95,7 @@ class RecordedRun:
   def figures(self) -> dict[str, float]:
     """Metrics of the result, or of the last evaluations if the run is not finished. Names of `test` have no prefix."""
     if self.result:
-      excluded = {"seed", "steps", "train_seconds", "images_per_second", "skipped_images"}
-      return {k: v for k, v in self.result.items() if _is_number(v) and k not in excluded}
+      return {k: v for k, v in self.result.items() if _is_number(v) and k not in selection.NOT_FIGURES}
     last = {}
     for row in self.rows:
       last |= {k.removeprefix("test/"): v for k, v in row.items() if _is_evaluation_figure(k)}
