@@ -240,7 +240,10 @@ def import_weights(experiment: Experiment, own: bool) -> steps.State[jax.Array]:
   arrays, averages = loop.load_starting_weights(experiment, "--weights"), {}
   if shapes.ema and own:
     classes = experiment.images.source.classes
-    fitted, _ = importers.load_fitted(init.from_, experiment.model.description, init.head, ema=True, classes=classes)
+    of_task = {path: leaf.shape for path, leaf in shapes.ema.items() if path not in experiment.model.shapes()}
+    fitted, _ = importers.load_fitted(
+      init.from_, experiment.model.description, init.head, ema=True, classes=classes, task_shapes=of_task
+    )
     averages = surgery.stack(fitted, tuple(shapes.ema))
   params = {path: sharding.place_array(arrays[path], shape.sharding) for path, shape in shapes.params.items()}
   ema = {path: sharding.place_array(averages[path], shapes.ema[path].sharding) for path in averages}

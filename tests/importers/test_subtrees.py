@@ -272,3 +272,8 @@ def test_file_with_10000_names_is_searched_within_10_seconds():
   with pytest.raises(ConfigError, match="left over"):
     importers.recognise(tensors, HINTS).read()
   assert time.process_time() - began < 10
+
+
+def test_name_of_very_many_levels_is_refused():
+  with pytest.raises(ConfigError, match="but no model has more than 100 levels of names"):
+    importers.recognise(RAW | {"teacher." + "a." * 20000 + "weight": np.ones(2, np.float32)}, HINTS)

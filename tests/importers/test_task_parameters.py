@@ -18,6 +18,7 @@ from tests import runs, small_weights
 from vit_jax import importers
 from vit_jax.corpora import builders
 from vit_jax.importers import task_parameters
+from vit_jax.importers.formats.lazy_tensors import Tensor
 from vit_jax.schema import ConfigError
 from vit_jax.selfsup.heads import ProjectionHead
 from vit_jax.training import build
@@ -229,7 +230,7 @@ def test_both_forms_of_last_layers_are_read(x):
   for head, last in ((plain, "plain"), (normed, "weight_norm")):
     tensors = {name: tensor.numpy() for name, tensor in state(head, "teacher.dino_head.").items()}
     found = task_parameters.find_task_tensors(tensors, "teacher.backbone.")
-    arrays = task_parameters.read_task_tensors({path: each.value for path, each in found.items()})
+    arrays = {path: np.asarray(each.value) for path, each in found.items()}
     check_logits(
       ProjectionHead(WIDTH, K, BOTTLENECK, HIDDEN, last=last).apply(jax.tree.map(jnp.asarray, arrays), "task/head", x),
       head,
@@ -250,6 +251,41 @@ def test_value_that_is_not_finite_is_an_error(tmp_path):
   with pytest.raises(ConfigError, match=r"head\.mlp\.0\.bias"):
     start(write(tmp_path, content), "dino")
   assert importers.read(tmp_path / "checkpoint.pth").arrays.keys() == ARRAYS.keys()  # heads are not read
+
+
+def test_new_heads_do_not_read_those_of_the_file(tmp_path):
+  content, *_ = dino()
+  content["teacher"]["head.mlp.0.bias"][0] = float("nan")
+  _, weights, notes = start(write(tmp_path, content), "dino", init__head="new")
+  assert not any(path.startswith("task/") for path in weights)
+  assert "0 from the weights" in notes
+
+
+@pytest.mark.parametrize(
+  ("name", "shape"),
+  [
+    ("mlp." + "9" * 5000 + ".weight", (4, 4)),  # Python converts no number of so many digits
+    ("mlp.٤.weight", (4, 4)),
+    ("mlp.6.weight", (1,) * 200),  # NumPy arrays have at most 64 dimensions
+    ("mlp.6.weight", ()),
+    ("last_layer.parametrizations.weight.original0", (24, 1)),  # also stored as weight_g
+  ],
+)
+def test_head_with_unknown_names_or_dimensions_is_left_out(name, shape):
+  tensors = {f"teacher.{name}": tensor for name, tensor in state(Head(K), "head.").items()}
+  assert task_parameters.find_task_tensors(tensors, "teacher.backbone.")
+  odd = Tensor(shape, np.dtype(np.float32), lambda: None)
+  assert task_parameters.find_task_tensors(tensors | {f"teacher.head.{name}": odd}, "teacher.backbone.") == {}
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.int64, bool])
+def test_head_of_other_numbers_is_an_error(dtype):
+  tensors = {f"teacher.{name}": tensor.numpy() for name, tensor in state(Head(K), "head.").items()}
+  tensors["teacher.head.mlp.0.weight"] = tensors["teacher.head.mlp.0.weight"].astype(dtype)
+  found = task_parameters.find_task_tensors(tensors, "teacher.backbone.")
+  shapes = {path: each.value.shape for path, each in found.items()}
+  with pytest.raises(ConfigError, match=r"mlp\.0\.weight.*contains .*Allowed: floating-point numbers"):
+    task_parameters.fit_task({path: each.value for path, each in found.items()}, shapes)
 
 
 def test_object_in_the_file_is_never_created(tmp_path, capsys):

@@ -208,7 +208,7 @@ def test_crops_of_the_gram_teacher_show_the_global_crops_without_changes():
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [
-  ({"group": 3}, r"group: 3 does not divide a micro-batch of 4 images. Use 1"),
+  ({"group": 3}, r"group: 3 does not divide a micro-batch of 4 images. Use 2"),
   ({"masks": Choice("blocks", {"ratio": (0.5, 0.1)})}, r"ratio: \(0.5, 0.1\) goes from high to low"),
 ], ids=str)  # fmt: skip
 def test_masks_that_do_not_fit_are_an_error(arguments, expected):

@@ -99,7 +99,7 @@ def test_used_prototypes_are_those_of_the_mean_target():
   ({"position": "relative"}, {}, "depends on the image size"),
   ({"name": "ViT-Ti/8", "size": (32, 64)}, {}, "images of 32 x 64 px"),
   ({}, {"local_area": (0.4, 0.1)}, r"local_area: \(0.4, 0.1\) goes from high to low"),
-  ({}, {"temperature": Choice("constant", {"value": 0.0})}, r"temperature.value: 0.0. Allowed: above 0"),
+  ({}, {"temperature": Choice("constant", {"value": 0.0})}, r"temperature.value: 0.0. Allowed: at least 0.0001"),
 ], ids=str)  # fmt: skip
 def test_a_model_that_cannot_process_the_crops_is_an_error(of, arguments, expected):
   with pytest.raises(ConfigError, match=expected):

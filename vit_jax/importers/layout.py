@@ -238,8 +238,9 @@ def convert_to_float32(name: str, tensor: np.ndarray | Tensor) -> np.ndarray:
     tensor: the tensor.
 
   Raises:
-    ConfigError: if a value is NaN, infinite or outside of float32.
+    ConfigError: if the type is not floating-point, or a value is NaN, infinite or outside of float32.
   """
+  _check_dtype(name, tensor)
   array = np.asarray(tensor)
   with np.errstate(over="ignore"):
     single = array.astype(np.float32, copy=False)
@@ -291,10 +292,7 @@ def match_tensors(layout: Layout, tensors: Tensors, description: Description) ->
       )
     )
   for name, _, tensor in here:
-    if not _is_float(tensor.dtype):
-      raise ConfigError(
-        f"tensor {format_names([name])} contains {format_names([tensor.dtype])}. Allowed: floating-point numbers"
-      )
+    _check_dtype(name, tensor)
   return list(expected.values())
 
 
@@ -319,10 +317,13 @@ def find_ignored(layout: Layout, tensors: Tensors) -> dict[str, list[str]]:
   return unused.find_unused(list(tensors), layout.untaken, layout.unneeded(tensors))
 
 
-def _is_float(dtype: np.dtype) -> bool:
-  """Returns true for floating-point types that can be read. NumPy files store bfloat16 as two bytes without a type."""
-  dtype = np.dtype(dtype)
-  return (dtype.kind == "f" and dtype.itemsize <= 8) or dtype in (np.dtype(ml_dtypes.bfloat16), np.dtype("V2"))
+def _check_dtype(name: str, tensor: np.ndarray | Tensor) -> None:
+  """Raises ConfigError if the type is not floating-point. NumPy files store bfloat16 as two bytes without a type."""
+  dtype = np.dtype(tensor.dtype)
+  if not ((dtype.kind == "f" and dtype.itemsize <= 8) or dtype in (np.dtype(ml_dtypes.bfloat16), np.dtype("V2"))):
+    raise ConfigError(
+      f"tensor {format_names([name])} contains {format_names([dtype])}. Allowed: floating-point numbers"
+    )
 
 
 def write(layout: Layout, arrays: Tensors, description: Description) -> dict[str, np.ndarray]:

@@ -33,6 +33,7 @@ _SEPARATE = re.compile(
 _ADAPTER = re.compile(r"(^|[._/])(lora|loha|lokr|dora|ia3|hada|boft|adapters?|adaptmlp|prompts?|vpt)([._/A-Z]|$)")
 # Usual names of a linear classifier, in addition to the name in the layout.
 _HEADS = ("head", "classifier", "fc", "linear", "head.fc", "cls_head", "cls_head.fc", "linear_head", "heads.head")
+_LEVELS = 100  # largest number of levels in a name, because the time to find models grows with it
 _END = {".": ("weight", "bias"), "/": ("kernel", "bias")}
 
 
@@ -80,6 +81,8 @@ def choose_tensors(
     ConfigError: if the choice is ambiguous, or no tree matches the request. Also if the file contains LoRA or other
       adapters, because they would change the output of the model.
   """
+  if deep := next((name for name in tensors if len(re.findall("[./]", name)) > _LEVELS), None):
+    raise ConfigError(f"a tensor is named {show(deep)}, but no model has more than {_LEVELS} levels of names")
   file, trees = _find_trees(tensors, known)
   chosen = _select_tree(file, trees, known, ema, prefix) if trees else ""
   others = {name for root, names in trees.items() if root != chosen for name in names}

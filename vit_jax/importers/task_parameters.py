@@ -25,7 +25,7 @@ _CENTERS = {
   "ibot_patch_loss.center": PATCH_CENTER,
 }
 _TOKENS = ("mask_token", "masked_embed")
-_MLP = re.compile(r"mlp\.(?:(\d+)\.)?(weight|bias)")
+_MLP = re.compile(r"mlp\.(?:([0-9]{1,3})\.)?(weight|bias)")
 _LAST = re.compile(r"last_layer(2?)\.(weight|weight_v|weight_g|parametrizations\.weight\.original[01])")
 
 
@@ -63,17 +63,17 @@ def find_task_tensors(tensors: Tensors, root: str) -> dict[str, TaskTensor]:
     return {}
   for word, path in _CENTERS.items():
     for start in {"", *(root[: match.end()] for match in re.finditer(r"\.", root))}:
-      if (name := start + word) in tensors:
+      if (name := start + word) in tensors and len(tensors[name].shape) in (1, 2, 3):
         result[path] = TaskTensor(name, _convert(name, tensors[name], _flatten))
   ending = tuple(f".{token}" for token in _TOKENS)
   own, others = [root + token for token in _TOKENS], [name for name in tensors if name.endswith(ending)]
-  for name in [name for name in (*own, *others) if name in tensors][:1]:
+  for name in [name for name in (*own, *others) if name in tensors and len(tensors[name].shape) in (1, 2, 3)][:1]:
     result[TOKEN] = TaskTensor(name, _convert(name, tensors[name], _flatten))
   return result
 
 
 def _find_head(tensors: Mapping[str, tuple[str, np.ndarray | Tensor]], path: str) -> dict[str, TaskTensor]:
-  """Returns the parameters of a head by path, or {} if the tensors are not those of a known head.
+  """Returns the parameters of a head by path, or {} if names or dimensions are not those of a known head.
 
   Args:
     tensors: {name below the prefix of the head: (name in the file, tensor)}.
@@ -92,6 +92,8 @@ def _find_head(tensors: Mapping[str, tuple[str, np.ndarray | Tensor]], path: str
       ours = f"{PATCH_HEAD if match[1] else path}/last/{kind}"
     else:
       return {}
+    if ours in result or len(tensor.shape) not in ((2,) if kind == "kernel" else (1, 2)):
+      return {}
     result[ours] = TaskTensor(name, _convert(name, tensor, np.transpose if kind == "kernel" else _flatten))
   return result if f"{path}/last/kernel" in result else {}
 
@@ -106,44 +108,46 @@ def _convert(name: str, tensor: np.ndarray | Tensor, change: Callable[[np.ndarra
   return Tensor(shape, np.dtype(np.float32), lambda: change(layout.convert_to_float32(name, tensor)))
 
 
-def read_task_tensors(tensors: Tensors) -> dict[str, np.ndarray]:
-  """Reads parameters of a task.
+def _remove_repeated_head(tensors: Tensors) -> Tensors:
+  """Removes a head for patches that only repeats the last layer of the head for images.
 
-  A head for patches that only repeats the last layer of the head for images is left out. iBOT stores a shared head
-  under both names.
-
-  Args:
-    tensors: arrays or tensors by path.
+  iBOT stores a shared head under both names.
   """
-  arrays = {path: np.asarray(tensor) for path, tensor in tensors.items()}
-  last, patch_last = (arrays.get(f"{head}/last/kernel") for head in (HEAD, PATCH_HEAD))
-  repeated = last is not None and patch_last is not None and np.array_equal(last, patch_last)
-  if repeated and f"{PATCH_HEAD}/layer0/kernel" not in arrays:
-    arrays = {path: array for path, array in arrays.items() if not path.startswith(f"{PATCH_HEAD}/")}
-  return arrays
+  last, patch_last = (tensors.get(f"{head}/last/kernel") for head in (HEAD, PATCH_HEAD))
+  if last is None or patch_last is None or f"{PATCH_HEAD}/layer0/kernel" in tensors:
+    return tensors
+  if last.shape != patch_last.shape or not np.array_equal(np.asarray(last), np.asarray(patch_last)):
+    return tensors
+  return {path: tensor for path, tensor in tensors.items() if not _is_in(path, PATCH_HEAD)}
 
 
-def fit_task(arrays: Mapping[str, np.ndarray], shapes: Shapes) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Selects the parameters that a task can use.
+def fit_task(tensors: Tensors, shapes: Shapes) -> tuple[dict[str, np.ndarray], list[str]]:
+  """Selects and reads the parameters that a task can use. Other tensors are not read, except to compare heads.
 
   A head is used if all of its parameters have the shapes of the task. Otherwise the whole head is new, because layers
   of different heads do not fit together. The same applies to a last layer and to a centre without the head that they
   belong to. Any other parameter is used if it has the shape of the task.
 
   Args:
-    arrays: parameters of a task by path, from weights.
-    shapes: shapes of the parameters of the task.
+    tensors: parameters of a task by path, from weights.
+    shapes: shapes of the parameters of the task. If empty, no tensor is read.
 
   Returns:
     The parameters to use, and a note for each head and centre that is new.
+
+  Raises:
+    ConfigError: if a value to use is not finite, or its type is not floating-point.
   """
-  result = {path: array for path, array in arrays.items() if shapes.get(path) == array.shape}
+  if not shapes:
+    return {}, []
+  tensors = _remove_repeated_head(tensors)
+  result = {path: tensor for path, tensor in tensors.items() if shapes.get(path) == tensor.shape}
   notes = []
   for group, needed in _list_groups(shapes):
     wanted = {path: shape for path, shape in shapes.items() if _is_in(path, group)}
-    found = {path: array for path, array in arrays.items() if _is_in(path, group)}
+    found = {path: tensor for path, tensor in tensors.items() if _is_in(path, group)}
     scale = f"{group}/last/scale"
-    if scale not in wanted and scale in found and np.all(found[scale] == 1):  # prototypes of length one
+    if scale not in wanted and scale in found and np.all(np.asarray(found[scale]) == 1):  # prototypes of length one
       del found[scale]
     reason = None
     if not found:
@@ -159,9 +163,9 @@ def fit_task(arrays: Mapping[str, np.ndarray], shapes: Shapes) -> tuple[dict[str
       if other:
         reason = f"{other[0]} is {found[other[0]].shape} in the weights, {wanted[other[0]]} in the task"
     if reason:
-      result = {path: array for path, array in result.items() if not _is_in(path, group)}
+      result = {path: tensor for path, tensor in result.items() if not _is_in(path, group)}
       notes.append(f"{group}: new values, because {reason}")
-  return result, notes
+  return {path: np.asarray(tensor) for path, tensor in result.items()}, notes
 
 
 def _list_groups(shapes: Shapes) -> list[tuple[str, Sequence[str]]]:

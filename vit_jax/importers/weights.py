@@ -322,6 +322,7 @@ def load_fitted(
   ema: bool | None = None,
   prefix: str | None = None,
   classes: Sequence[str] = (),
+  task_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Returns the parameters of a file, adapted to a model.
 
@@ -334,10 +335,11 @@ def load_fitted(
     ema: True requires averaged weights, False requires raw weights. See `load`.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
     classes: class names of the data.
+    task_shapes: shapes of the parameters of a task that the weights may contain, by path. See
+      `task_parameters.fit_task`.
 
   Returns:
-    The parameters by path, layer by layer, and notes about all changes. The parameters of the task of a workdir, and
-    projection heads of a file, are included with paths that start with "task/".
+    The parameters by path, layer by layer, and notes about all changes.
 
   Raises:
     ConfigError: if the parameters cannot be adapted.
@@ -353,7 +355,8 @@ def load_fitted(
     fitting, notes = surgery.fit(arrays, source, target, head)
     kept = head != "new" and source.classes == target.classes
     fitting, moved = class_order.arrange_outputs(fitting, target, names if kept else (), classes, strict=head == "keep")
-    return fitting | task_parameters.read_task_tensors(task), [*notes, *moved, *known]
+    kept_task, new = task_parameters.fit_task(task, task_shapes or {})
+    return fitting | kept_task, [*notes, *moved, *known, *new]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 

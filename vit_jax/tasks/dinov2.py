@@ -320,9 +320,9 @@ class Dinov2(SelfDistillation):
     """Returns the number of images of a group. Raises ConfigError if a micro-batch is not a multiple of it."""
     size = min(self.group, images)
     if images % size:
-      raise ConfigError(
-        f"config.task.group: {size} does not divide a micro-batch of {images} images. Use {math.gcd(size, images)}"
-      )
+      allowed = [number for number in range(2, size) if images % number == 0]
+      fix = f"Use {max(allowed)}" if allowed else "Use another config.batch or config.optim.accumulate"
+      raise ConfigError(f"config.task.group: {size} does not divide a micro-batch of {images} images. {fix}")
     return size
 
   def draw_masks(self, key: PRNGKey, images: int) -> PatchMasks:

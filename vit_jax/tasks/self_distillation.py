@@ -20,7 +20,7 @@ from vit_jax.data.views import Fields, Views
 from vit_jax.models import resizing
 from vit_jax.models.sizes import Hidden, Width
 from vit_jax.optim.value_schedules import VALUE_SCHEDULES, create_value_schedule
-from vit_jax.schema import Choice, ConfigError, Fraction, Positive, Range, enter_key
+from vit_jax.schema import Choice, ConfigError, Fraction, Range, enter_key
 from vit_jax.selfsup import heads
 from vit_jax.selfsup.heads import ProjectionHead
 from vit_jax.selfsup.paths import HEAD
@@ -29,6 +29,7 @@ from vit_jax.tasks import masking
 from vit_jax.tasks.task import Batch, Context, Labels, Params, Task, TaskContext
 
 GLOBAL = 2  # number of global crops
+COLDEST = 1e-4  # smallest temperature, because logits are divided by it in float32
 UNIFORM = 0.998  # a teacher has collapsed if its entropy is above this share of the largest entropy, log K
 PROTOTYPES = 1.5  # a teacher has collapsed if all images of a batch use fewer prototypes
 RANK = 1.5  # features of a lower rank have collapsed
@@ -81,7 +82,7 @@ class SelfDistillation(Task):
   head_layers: Annotated[int, Range(1, 16)] = 3
   last_layer: heads.LastLayer = "weight_norm"
   temperature: Annotated[Choice, VALUE_SCHEDULES] = Choice("ramp", {"start": 0.04, "end": 0.07, "length": "30ep"})
-  student_temperature: Positive = 0.1
+  student_temperature: Annotated[float, Range(COLDEST)] = 0.1
 
   headline: ClassVar[str] = "teacher_entropy"
   classes: ClassVar[bool] = False
@@ -95,9 +96,9 @@ class SelfDistillation(Task):
       if (area := getattr(self, key))[0] > area[1]:
         raise ConfigError(f"{area} goes from high to low. Write (low, high)", key)
     for key in ("value", "start", "end"):
-      if (value := self.temperature.args.get(key, 1.0)) <= 0:
+      if (value := self.temperature.args.get(key, 1.0)) < COLDEST:
         with enter_key("temperature"):
-          raise ConfigError(f"{value}. Allowed: above 0", key)
+          raise ConfigError(f"{value}. Allowed: at least {COLDEST}", key)
     if not self.local_crops:
       return
     if self.local_size % patch:

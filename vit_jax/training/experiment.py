@@ -14,7 +14,7 @@ from vit_jax.checkpoints.digests import sha256
 from vit_jax.data import catalog, stream
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.evals import Outcome, outcomes
-from vit_jax.importers import options, surgery, task_parameters
+from vit_jax.importers import options, surgery
 from vit_jax.models import flops, overview
 from vit_jax.optim.schedules import Schedule
 from vit_jax.parallel import sharding
@@ -152,20 +152,17 @@ class Experiment:
     if init.from_ is None:
       return {}, []
     classes = self.images.source.classes
+    own = {path: leaf.shape for path, leaf in self.state_shapes.params.items() if path not in self.model.shapes()}
     with options.use_form("config.init"):
       arrays, notes = importers.load_fitted(
-        init.from_, self.model.description, init.head, init.ema, init.prefix, classes
+        init.from_, self.model.description, init.head, init.ema, init.prefix, classes, own if init.head != "new" else {}
       )
-    stacked, kept, reasons = surgery.stack(arrays, tuple(self.model.shapes())), {}, []
-    own = {path: leaf.shape for path, leaf in self.state_shapes.params.items() if path not in self.model.shapes()}
-    if own and init.head != "new":
-      trained = {path: array for path, array in arrays.items() if path.startswith("task/")}
-      kept, reasons = task_parameters.fit_task(trained, own)
+    stacked = surgery.stack(arrays, tuple(self.model.shapes()))
+    kept = {path: arrays[path] for path in own if path in arrays}
     if own:
       notes += [
         f"{format_amount(len(own), 'parameter')} of task {self.run.task.name!r}: {len(kept)} from the weights, "
-        f"{len(own) - len(kept)} with new values",
-        *reasons,
+        f"{len(own) - len(kept)} with new values"
       ]
     return stacked | kept, [f"weights of {init.from_}", *notes]
 
