@@ -132,7 +132,7 @@ def test_images_that_change_their_split_after_a_move_are_counted(photos, tmp_pat
     f"split 'test': {count} images before, {len(now['test'])} now, {moved['train']} of them from split 'train', which "
     f"was trained on, {moved['val']} of them from split 'val'"
   ) in line
-  assert line.endswith("Start runs on this folder again, each in another --workdir")
+  assert line.endswith("If you have trained on this folder, start these runs again, each in another --workdir")
 
 
 @pytest.mark.parametrize("aside", ["", "bad", "cat/bad", "link"])

@@ -278,8 +278,8 @@ def _compare_splits(root: pathlib.Path, before: dict[str, Any] | None) -> list[s
   if membership is None or not (lines := membership.changes(before)):
     return []
   return [
-    f"the splits of a run with the default settings have changed: {'; '.join(lines)}. Start runs on this folder again, "
-    "each in another --workdir"
+    f"the splits of a run with the default settings have changed: {'; '.join(lines)}. If you have trained on this "
+    "folder, start these runs again, each in another --workdir"
   ]
 
 
