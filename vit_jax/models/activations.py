@@ -12,7 +12,7 @@ import jax
 
 from vit_jax import trees
 from vit_jax.models.parameters import State
-from vit_jax.shapes import Array, Float
+from vit_jax.shapes import Array, Float, Shaped
 
 
 class Sharding(NamedTuple):
@@ -26,8 +26,8 @@ class Sharding(NamedTuple):
   """
 
   stream: jax.sharding.Sharding
-  gather: Callable[[str, Array], Array]
-  per_device: Callable[[Callable[..., Array]], Callable[..., Array]]
+  gather: Callable[[str, Shaped[Array, "..."]], Shaped[Array, "..."]]
+  per_device: Callable[[Callable[..., Shaped[Array, "..."]]], Callable[..., Shaped[Array, "..."]]]
 
 
 _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sharding", default=None)
@@ -36,8 +36,8 @@ _sharding: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar("sha
 @contextlib.contextmanager
 def shard_activations(
   stream: jax.sharding.Sharding,
-  gather: Callable[[str, Array], Array],
-  per_device: Callable[[Callable[..., Array]], Callable[..., Array]],
+  gather: Callable[[str, Shaped[Array, "..."]], Shaped[Array, "..."]],
+  per_device: Callable[[Callable[..., Shaped[Array, "..."]]], Callable[..., Shaped[Array, "..."]]],
 ) -> Iterator[None]:
   """Constrains the activations of all models that are traced inside of this context.
 
@@ -75,7 +75,7 @@ def gather(prefix: str, params: State) -> State:
   return trees.map_named(lambda path, value: sharding.gather(prefix + path, value), params)
 
 
-def run_per_device(function: Callable[..., Array]) -> Callable[..., Array]:
+def run_per_device(function: Callable[..., Shaped[Array, "..."]]) -> Callable[..., Shaped[Array, "..."]]:
   """Returns a function of global arrays [B, N, F] and [F] that runs `function` on each device's part.
 
   Without a mesh, `function` itself is returned.
