@@ -25,11 +25,11 @@ def arrays(description) -> dict[str, np.ndarray]:
   return {path: draw.normal(0, 0.3, shape).astype(np.float32) for path, shape in shapes.items()}
 
 
-def file(folder: pathlib.Path, description=None, **beside) -> pathlib.Path:
+def file(folder: pathlib.Path, description=None, **metadata) -> pathlib.Path:
   """Writes a file in timm's layout, and a config.json next to it if `beside` is not empty."""
   description = description or described()
   path = folder / "model.safetensors"
   safetensors.numpy.save_file(importers.export_tensors(arrays(description), description, "timm"), path)
-  if beside:
-    (folder / "config.json").write_text(json.dumps(beside))
+  if metadata:
+    (folder / "config.json").write_text(json.dumps(metadata))
   return path

@@ -308,12 +308,12 @@ def main() -> int:
       began, workdir = time.monotonic(), paths.resolve_path(f"gs://{BUCKET}/run{number}")
       try:
         with server.troubled(**BAD):
-          verdict, said = "passed", situation(server, workdir, whole)
+          verdict, output = "passed", situation(server, workdir, whole)
       except (Failed, OSError, ValueError, LookupError) as error:
-        verdict, said = "failed", f"{type(error).__name__}: {error}"
+        verdict, output = "failed", f"{type(error).__name__}: {error}"
       counts[verdict] += 1
       asked = ", ".join(f"{count} {what}" for what, count in sorted((server.counts - before).items()))
-      print(f"{verdict:<8}{title:<38}{time.monotonic() - began:>5.0f} s  {said}\n{'':<8}{asked}", flush=True)
+      print(f"{verdict:<8}{title:<38}{time.monotonic() - began:>5.0f} s  {output}\n{'':<8}{asked}", flush=True)
   print(f"{counts['passed']} passed, {counts['failed']} failed")
   return counts["failed"] > 0
 

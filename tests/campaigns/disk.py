@@ -156,8 +156,8 @@ def replaced(workdir: pathlib.Path) -> None:
 def tensorboard_is_a_file(disk: pathlib.Path, whole: pathlib.Path) -> str:
   (disk / "run").mkdir()
   (disk / "run/tensorboard").write_text("mine")
-  said = continued(disk / "run", whole)
-  warnings = [line for line in said.splitlines() if line.startswith("WARNING")]
+  output = continued(disk / "run", whole)
+  warnings = [line for line in output.splitlines() if line.startswith("WARNING")]
   expect(len(warnings) == 1 and "tensorboard: " in warnings[0], f"not one warning: {warnings}")
   return warnings[0]
 
@@ -188,10 +188,10 @@ def programs_on_a_full_disk(disk: pathlib.Path, whole: pathlib.Path) -> str:
   mount(programs)
   try:
     fill(programs)
-    said = continued(disk / "run", whole, JAX_COMPILATION_CACHE_DIR=str(programs))
+    output = continued(disk / "run", whole, JAX_COMPILATION_CACHE_DIR=str(programs))
   finally:
     subprocess.run(["umount", "-l", str(programs)], check=False)
-  return said.splitlines()[0]
+  return output.splitlines()[0]
 
 
 def full_for(name: str) -> Callable:
@@ -272,9 +272,9 @@ def main() -> int:
     for number, (title, situation) in enumerate(SITUATIONS.items()):
       if title not in chosen:
         continue
-      verdict, said = attempt(situation, folder / f"disk{number}", folder / "whole")
+      verdict, output = attempt(situation, folder / f"disk{number}", folder / "whole")
       counts[verdict] += 1
-      print(f"{verdict:<8}{title:<40}{said.replace(name, '')}", flush=True)
+      print(f"{verdict:<8}{title:<40}{output.replace(name, '')}", flush=True)
   print(
     f"{counts['passed']} passed, {counts['failed']} failed" + f", {counts['skipped']} skipped" * (counts["skipped"] > 0)
   )

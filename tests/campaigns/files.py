@@ -87,25 +87,25 @@ def attempt(case: Case, root: pathlib.Path) -> str | None:
     command = json.loads(made.read_text())
     before, _ = list_contents(folder, but), log.write_text("")
     code, seconds, grown = run_in_child(lambda: run(command), log)
-    said, after = log.read_text(errors="replace"), list_contents(folder, but)
+    output, after = log.read_text(errors="replace"), list_contents(folder, but)
   finally:
     os.chdir(root)
     shutil.rmtree(folder)
   # The differences of a config are a list, and a run may print its description before an error.
-  most = 40 if "another config" in said else LINES
-  lines = said[max(0, said.find("error: ")) :].splitlines()
+  most = 40 if "another config" in output else LINES
+  lines = output[max(0, output.find("error: ")) :].splitlines()
   problems = [
     f"exit {code}, expected {codes}" * (code not in codes),
-    "a traceback" * ("Traceback" in said),
-    f"{len(lines)} lines, {len(said)} characters" * (code != 0 and (len(lines) > most or len(said) > 3000)),
-    "characters that a terminal obeys" * ("\x1b" in said),
+    "a traceback" * ("Traceback" in output),
+    f"{len(lines)} lines, {len(output)} characters" * (code != 0 and (len(lines) > most or len(output) > 3000)),
+    "characters that a terminal obeys" * ("\x1b" in output),
     f"{seconds:.0f} s" * (seconds > SECONDS),
     f"{grown / 2**20:.0f} MiB" * (grown > BYTES),
     f"changed: {sorted(str(key) for key in {**before, **after} if before.get(key) != after.get(key))[:5]}"
     * (code != 0 and before != after),
   ]
   found = "; ".join(filter(None, problems))
-  return f"{found}: {said[-600:]!r}" if found else None
+  return f"{found}: {output[-600:]!r}" if found else None
 
 
 def run(command: list[str]) -> None:

@@ -112,7 +112,7 @@ class Group:
     """Checks that all processes end with the same code in time."""
     self.end(dict.fromkeys(self.processes, code), seconds)
 
-  def says(self, pattern: str, *which: int) -> None:
+  def expect_output(self, pattern: str, *which: int) -> None:
     """Checks that the end of the output of each of these processes (default: all) matches a pattern."""
     for i in which or self.processes:
       assert re.search(pattern, self.text(i)[-6000:]), f"process {i} does not say {pattern!r}:\n{self.text(i)[-2000:]}"

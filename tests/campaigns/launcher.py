@@ -33,9 +33,9 @@ class Counted(Launcher):
   def teardown(self) -> None:
     """Counts the events of a sequence."""
     Counted.seen["attempts"] += len(self.universe.answered)
-    Counted.seen["ends"] += self.universe.said.count("vit: ")
-    Counted.seen["removals by gc"] += self.universe.said.count("is being deleted")
-    Counted.seen["watchers that lost the lease"] += self.universe.said.count(" now; this one ends")
+    Counted.seen["ends"] += self.universe.output.count("vit: ")
+    Counted.seen["removals by gc"] += self.universe.output.count("is being deleted")
+    Counted.seen["watchers that lost the lease"] += self.universe.output.count(" now; this one ends")
     super().teardown()
 
 

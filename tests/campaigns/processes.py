@@ -49,7 +49,7 @@ def scenario(function):
 def sigterm_to_one(folder):
   with Group(folder, "run") as group:
     group.stop_at(12, 2)
-    group.says(r"stopped on request .* Step \d+ is saved; the same command continues")
+    group.expect_output(r"stopped on request .* Step \d+ is saved; the same command continues")
   finish(folder, "run")
 
 
@@ -77,7 +77,7 @@ def sigterm_while_compiling(folder):
     group.await_text("steps to go")
     group.signal(signal.SIGTERM, 1)
     group.all_end(42, 8)
-    group.says("while it was compiled|while it started", 1)
+    group.expect_output("while it was compiled|while it started", 1)
   finish(folder, "run")
 
 
@@ -97,7 +97,7 @@ def sigkill_of_one(folder, victim=2):
     group.await_step(15)
     group.signal(signal.SIGKILL, victim)
     group.end(dict.fromkeys(others(victim), 134), 20)
-    group.says("the same command continues", *others(victim))
+    group.expect_output("the same command continues", *others(victim))
   finish(folder, "run")
 
 
@@ -112,7 +112,7 @@ def sigstop_of_one(folder, victim=3):
     group.await_step(15)
     group.signal(signal.SIGSTOP, victim)
     group.end(dict.fromkeys(others(victim), 134), 40)
-    group.says(f"process {victim} has been silent", *others(victim))
+    group.expect_output(f"process {victim} has been silent", *others(victim))
     group.signal(signal.SIGCONT, victim)
     group.end({victim: 134}, 30)
   finish(folder, "run")
@@ -128,9 +128,9 @@ def alive_but_stuck(folder):
   with Group(folder, "run", faults={1: ("stuck", 12)}) as group:
     group.all_end((43, 134), 120)
     assert 43 in [process.returncode for process in group.processes.values()]
-    group.says("the same command continues")
+    group.expect_output("the same command continues")
     stuck = [i for i, process in group.processes.items() if process.returncode == 43]
-    group.says("no progress for 20 s", *stuck)
+    group.expect_output("no progress for 20 s", *stuck)
     assert any("in stuck" in group.text(i) for i in stuck) or 1 not in stuck
   finish(folder, "run")
 
@@ -139,7 +139,7 @@ def alive_but_stuck(folder):
 def input_stuck_on_one(folder):
   with Group(folder, "run", faults={1: ("input", 30)}) as group:
     group.all_end((43, 134), 120)
-    group.says(r"record \d+|the same command continues", 1)
+    group.expect_output(r"record \d+|the same command continues", 1)
   finish(folder, "run")
 
 
@@ -147,7 +147,7 @@ def input_stuck_on_one(folder):
 def nan_on_one(folder):
   with Group(folder, "run", faults={2: ("nan", 14)}) as group:
     group.all_end(44, 120)
-    group.says("not finite")
+    group.expect_output("not finite")
   finish(folder, "run")
 
 
@@ -155,8 +155,8 @@ def nan_on_one(folder):
 def bug_on_one(folder):
   with Group(folder, "run", faults={1: ("bug", 14)}) as group:
     group.end({1: 1} | dict.fromkeys(others(1), 134), 120)
-    group.says("AssertionError: a bug", 1)
-    group.says("process 1 ended with code 1", *others(1))
+    group.expect_output("AssertionError: a bug", 1)
+    group.expect_output("process 1 ended with code 1", *others(1))
   finish(folder, "run")
 
 
@@ -164,7 +164,7 @@ def bug_on_one(folder):
 def a_peer_never_starts(folder, absent=2):
   with Group(folder, "run", absent=(absent,), limits__start=15) as group:
     group.all_end(43, 60)
-    group.says("have connected|another process is missing|process 0 does not respond at 127.0.0.1:")
+    group.expect_output("have connected|another process is missing|process 0 does not respond at 127.0.0.1:")
   assert not (folder / "run").exists()
 
 
@@ -180,7 +180,7 @@ def port_in_use(folder):
     taken.listen()
     with Group(folder, "run", port=taken.getsockname()[1], limits__start=8) as group:
       group.end({0: 2} | dict.fromkeys(others(0), 43), 60)
-      group.says("another program may use the port", 0)
+      group.expect_output("another program may use the port", 0)
   finish(folder, "run")
 
 
@@ -197,7 +197,7 @@ def different_start(folder):
   for key, (value, words) in DIFFERENT.items():
     with Group(folder, "run", each={3: {key: value}}) as group:
       group.all_end(2, 90)
-      group.says(words)
+      group.expect_output(words)
     assert not (folder / "run").exists()
 
 
@@ -207,7 +207,7 @@ def other_data_on_one(folder):
   next((folder / "there/data").rglob("*7.png")).unlink()
   with Group(folder, "run", folders={1: folder / "there"}) as group:
     group.all_end(2, 60)
-    group.says("process 1: data")
+    group.expect_output("process 1: data")
   assert not (folder / "run").exists()
 
 
@@ -215,7 +215,7 @@ def other_data_on_one(folder):
 def bad_image_on_one(folder):
   with Group(folder, "run", faults={1: ("bad", 30)}) as group:
     group.all_end(2, 120)
-    group.says(r"record \d+ .*\.png")
+    group.expect_output(r"record \d+ .*\.png")
   finish(folder, "run")
 
 
@@ -223,7 +223,7 @@ def bad_image_on_one(folder):
 def disk_full_on_one(folder):
   with Group(folder, "run", limit={1: 16 * 1024}) as group:
     group.all_end(2, 120)
-    group.says("File too large|file size|ulimit", 1)
+    group.expect_output("File too large|file size|ulimit", 1)
   finish(folder, "run")
 
 
@@ -237,7 +237,7 @@ def damaged_files_of_one(folder):
     part.write_bytes(b"\0" * part.stat().st_size)
   with Group(folder, "run", mesh__data=1, mesh__fsdp=8) as group:
     group.all_end(0, 180)
-    group.says("cannot be read|resuming from step", 0)
+    group.expect_output("cannot be read|resuming from step", 0)
   with Group(folder, "whole", mesh__data=1, mesh__fsdp=8) as group:
     group.all_end(0, 180)
   assert result(folder, "run")["weights_sha256"] == result(folder, "whole")["weights_sha256"]
@@ -261,7 +261,7 @@ def fewer_processes(folder):
     group.stop_at(15, 0)
   with Group(folder, "run", count=2) as group:
     group.all_end(0, 180)
-    group.says("devices", 0)
+    group.expect_output("devices", 0)
   here, there = result(folder, "run"), result(folder, "undisturbed")
   assert abs(here["loss"] - there["loss"]) < 1e-5, (here["loss"], there["loss"])
 

@@ -98,22 +98,22 @@ def recipe(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_recipe_optimises_as_the_command_says(name):
-  said, run = parsed(COMMANDS[name]), recipe(name)
-  batch, optim = said.batch * said.ngpus * said.nodes, run.optim.args
-  assert (run.batch, str(run.total)) == (batch, f"{said.epochs}ep")
-  assert optim["lr"] == pytest.approx(said.lr if said.unscale_lr else said.lr * batch / 512)
-  assert (run.optim.name, optim["clip"]) == {"fusedlamb": ("lamb", 1.0), "adamw": ("adamw", None)}[said.opt]
-  assert (optim["eps"], optim["weight_decay"]) == (said.opt_eps, said.weight_decay)
+  output, run = parsed(COMMANDS[name]), recipe(name)
+  batch, optim = output.batch * output.ngpus * output.nodes, run.optim.args
+  assert (run.batch, str(run.total)) == (batch, f"{output.epochs}ep")
+  assert optim["lr"] == pytest.approx(output.lr if output.unscale_lr else output.lr * batch / 512)
+  assert (run.optim.name, optim["clip"]) == {"fusedlamb": ("lamb", 1.0), "adamw": ("adamw", None)}[output.opt]
+  assert (optim["eps"], optim["weight_decay"]) == (output.opt_eps, output.weight_decay)
   assert optim["decay_on"] == ((".*kernel", 1.0),)  # no vectors, no biases, neither positions nor class token
-  assert (optim["decay"], optim["trust_ratio"]) == ("times_lr", "decayed" if said.opt == "fusedlamb" else "none")
+  assert (optim["decay"], optim["trust_ratio"]) == ("times_lr", "decayed" if output.opt == "fusedlamb" else "none")
   schedule = optim["schedule"]
-  assert (schedule.name, str(optim["warmup"])) == ("epoch_cosine", f"{said.warmup_epochs}ep")
-  assert (schedule.args["start"], schedule.args["end"]) == (said.warmup_lr, said.min_lr)
+  assert (schedule.name, str(optim["warmup"])) == ("epoch_cosine", f"{output.warmup_epochs}ep")
+  assert (schedule.args["start"], schedule.args["end"]) == (output.warmup_lr, output.min_lr)
   # main.py trains for the epochs of the flag and never reaches the cool-down that its schedule has behind them.
   assert schedule.args["cooldown"] == "0" and not schedule.args["after_warmup"]
   task = run.task.args
-  assert (task["loss"], task["target_threshold"]) == (("mean_sigmoid", 0.0) if said.bce_loss else ("softmax", None))
-  assert task["label_smoothing"] == said.smoothing
+  assert (task["loss"], task["target_threshold"]) == (("mean_sigmoid", 0.0) if output.bce_loss else ("softmax", None))
+  assert task["label_smoothing"] == output.smoothing
   # main.py averages by default, what nobody looks at but ViT-5: its fine-tuning is with --load_ema.
   assert optim["ema"] == (None if "deit" in name else 0.99996)
   assert run.init.ema is (True if name in ("vit5:S,224", "vit5:B,224", "vit5:L,224") else None)
@@ -121,42 +121,42 @@ def test_a_recipe_optimises_as_the_command_says(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_recipe_shows_what_the_command_shows(name):
-  said, run = parsed(COMMANDS[name]), recipe(name)
+  output, run = parsed(COMMANDS[name]), recipe(name)
   data, model = run.data.args, run.model.args
   patch = 14 if ":H" in name else 16
-  assert data["image_size"] == said.input_size // patch * patch  # all that their patches see
-  assert data["repeats"] == (1 if said.no_repeated_aug else 3)
+  assert data["image_size"] == output.input_size // patch * patch  # all that their patches see
+  assert data["repeats"] == (1 if output.no_repeated_aug else 3)
   crop = data["crop"]
-  if said.src:
+  if output.src:
     assert crop.name == "random_crop"
     assert crop.args == {"padding": 4, "border": "mirrored", "interpolation": "bicubic"}
   else:
     assert crop.name == "inception" and (crop.args["area"], crop.args["ratio"]) == ((0.08, 1.0), (3 / 4, 4 / 3))
-    assert crop.args["interpolation"] == said.train_interpolation
+    assert crop.args["interpolation"] == output.train_interpolation
   policy = data["policy"]
-  if said.ThreeAugment:
-    assert policy.name == "three_augment" and policy.args == {"blur": (0.1, 2.0), "jitter": said.color_jitter}
+  if output.ThreeAugment:
+    assert policy.name == "three_augment" and policy.args == {"blur": (0.1, 2.0), "jitter": output.color_jitter}
   else:  # where timm leaves the jitter out
-    assert (policy.name, said.aa) == ("randaugment_increasing", "rand-m9-mstd0.5-inc1")
+    assert (policy.name, output.aa) == ("randaugment_increasing", "rand-m9-mstd0.5-inc1")
     expected = {"layers": 2, "magnitude": 9.0, "magnitude_std": 0.5, "probability": 0.5, "interpolation": "bicubic"}
     assert policy.args == expected | {"fill": (124, 116, 104)}  # 255 times the mean
   mixing = data["mixing"]
-  if said.mixup:
+  if output.mixup:
     assert (mixing.name, mixing.args["mixup_alpha"], mixing.args["switch"]) == (
       "mixup_cutmix",
-      said.mixup,
-      said.mixup_switch_prob,
+      output.mixup,
+      output.mixup_switch_prob,
     )
-    assert mixing.args["cutmix_alpha"] == said.cutmix
+    assert mixing.args["cutmix_alpha"] == output.cutmix
   else:
-    assert (mixing.name, mixing.args["alpha"]) == ("cutmix", said.cutmix)
+    assert (mixing.name, mixing.args["alpha"]) == ("cutmix", output.cutmix)
   assert (mixing.args["mode"], mixing.args["probability"]) == ("pair", 1.0)
   erasing = data["erasing"]
-  assert (erasing.args["probability"] if erasing.name == "random" else 0) == said.reprob
+  assert (erasing.args["probability"] if erasing.name == "random" else 0) == output.reprob
   assert data["flip"] and data["test_crop"].name == "torchvision"
-  assert data["test_crop"].args == {"ratio": said.eval_crop_ratio, "interpolation": "bicubic"}
+  assert data["test_crop"].args == {"ratio": output.eval_crop_ratio, "interpolation": "bicubic"}
   assert (data["mean"], data["std"]) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-  assert (model["stochastic_depth"], model["dropout"]) == (said.drop_path, said.drop)
+  assert (model["stochastic_depth"], model["dropout"]) == (output.drop_path, output.drop)
   # models_v2.py of DeiT III, and what is made from it, has one rate for all blocks, timm's ViT of DeiT a growing one.
   assert model["stochastic_depth_rates"] == ("growing" if "deit:" in name else "equal")
   assert (model["gelu"], model["norm"].args["eps"], model["head"].args["std"]) == ("erf", 1e-6, 0.02)

@@ -23,27 +23,31 @@ COMMANDS = {
 def test_a_recipe_is_its_public_command(name, monkeypatch):
   monkeypatch.setattr(hardware, "get_memory", lambda device: None)  # that of this machine is not the point
   words = COMMANDS[name].split()
-  says = {key.removeprefix("--"): float(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+  message = {key.removeprefix("--"): float(value) for key, value in zip(words[::2], words[1::2], strict=True)}
   needed = {"init__from": "weights.npz"} if "finetune" in name else {}
   parts = recipes.known(name, model__scan=True, **needed)
-  optim, epoch = parts.run.optim.args, 1_281_167 / says["batch"]
-  assert parts.run.batch == says["batch"]
-  assert parts.total == pytest.approx(says["epochs"] * epoch, abs=1)
-  assert float(parts.schedule(round(says["warmup_epochs"] * epoch))) == pytest.approx(
-    says["blr"] * says["batch"] / 256, rel=1e-3
+  optim, epoch = parts.run.optim.args, 1_281_167 / message["batch"]
+  assert parts.run.batch == message["batch"]
+  assert parts.total == pytest.approx(message["epochs"] * epoch, abs=1)
+  assert float(parts.schedule(round(message["warmup_epochs"] * epoch))) == pytest.approx(
+    message["blr"] * message["batch"] / 256, rel=1e-3
   )
   assert float(parts.schedule(parts.total)) <= 1.1e-6
-  assert (optim["weight_decay"], optim["b2"], optim["clip"]) == (says["weight_decay"], says["b2"], None)
+  assert (optim["weight_decay"], optim["b2"], optim["clip"]) == (message["weight_decay"], message["b2"], None)
   assert parts.run.data.args["image_size"] == 224
   task = parts.run.task
   if needed:
-    assert optim["layer_decay"] == says["layer_decay"]
-    assert parts.run.model.args["stochastic_depth"] == says["drop_path"]
+    assert optim["layer_decay"] == message["layer_decay"]
+    assert parts.run.model.args["stochastic_depth"] == message["drop_path"]
     mixing, erasing = parts.run.data.args["mixing"].args, parts.run.data.args["erasing"].args
-    assert (mixing["mixup_alpha"], mixing["cutmix_alpha"]) == (says["mixup"], says["cutmix"])
-    assert erasing["probability"] == says["reprob"]
+    assert (mixing["mixup_alpha"], mixing["cutmix_alpha"]) == (message["mixup"], message["cutmix"])
+    assert erasing["probability"] == message["reprob"]
   else:
-    assert (task.name, task.args["share"], task.args["normalised"]) == ("masked_autoencoder", says["mask_ratio"], True)
+    assert (task.name, task.args["share"], task.args["normalised"]) == (
+      "masked_autoencoder",
+      message["mask_ratio"],
+      True,
+    )
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Self-distillation recipes: every value beside the arguments and configs of the authors' code, in its own terms."""
+"""Tests of self-distillation recipes against the arguments and configs of the authors' code."""
 
 import pytest
 
@@ -38,22 +38,22 @@ def known(name, monkeypatch):
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", DINO)
 def test_a_recipe_has_the_arguments_of_dino(name, monkeypatch):
-  says, parts = DINO[name], known(name, monkeypatch)
+  published, parts = DINO[name], known(name, monkeypatch)
   optim, task, model = parts.run.optim.args, parts.run.task.args, parts.run.model.args
-  assert (parts.run.batch, parts.run.model.name) == (says["batch"], "ViT-S/16")
-  steps = says["epochs"] * IMAGES / says["batch"]
+  assert (parts.run.batch, parts.run.model.name) == (published["batch"], "ViT-S/16")
+  steps = published["epochs"] * IMAGES / published["batch"]
   assert parts.total == pytest.approx(steps, abs=1)
-  peak = 0.0005 * says["batch"] / 256
-  assert float(parts.schedule(round(10 * IMAGES / says["batch"]))) == pytest.approx(peak, rel=1e-3)
-  assert float(parts.schedule(parts.total)) == pytest.approx(says["min_lr"], rel=1e-3)
-  assert optim["clip"] == says["clip_grad"] and (optim["clip"] is None or optim["clip_by"] == "tensor")
+  peak = 0.0005 * published["batch"] / 256
+  assert float(parts.schedule(round(10 * IMAGES / published["batch"]))) == pytest.approx(peak, rel=1e-3)
+  assert float(parts.schedule(parts.total)) == pytest.approx(published["min_lr"], rel=1e-3)
+  assert optim["clip"] == published["clip_grad"] and (optim["clip"] is None or optim["clip_by"] == "tensor")
   assert (optim["weight_decay"], optim["weight_decay_schedule"].args["end"]) == (0.04, 0.4)
   assert (optim["ema"], optim["ema_schedule"].args["end"]) == (0.996, 1.0)
   assert float(parts.task.find_temperature(0)) == pytest.approx(0.04)
-  assert float(parts.task.find_temperature(parts.total)) == pytest.approx(says["teacher_temp"])
-  assert (task["global_area"], task["local_area"]) == (says["global_crops_scale"], says["local_crops_scale"])
-  assert (task["local_crops"], task["prototypes"], task["bottleneck"]) == (says["local_crops_number"], 65536, 256)
-  assert task["last_layer"] == ("fixed_norm" if says["norm_last_layer"] else "weight_norm")
+  assert float(parts.task.find_temperature(parts.total)) == pytest.approx(published["teacher_temp"])
+  assert (task["global_area"], task["local_area"]) == (published["global_crops_scale"], published["local_crops_scale"])
+  assert (task["local_crops"], task["prototypes"], task["bottleneck"]) == (published["local_crops_number"], 65536, 256)
+  assert task["last_layer"] == ("fixed_norm" if published["norm_last_layer"] else "weight_norm")
   assert task["blur"] == (1.0, 0.1, 0.5)
   assert model["stochastic_depth"] == 0.1
 
@@ -61,10 +61,10 @@ def test_a_recipe_has_the_arguments_of_dino(name, monkeypatch):
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_recipe_has_the_values_of_its_config(name, monkeypatch):
-  says, parts = SHORT[name], known(name, monkeypatch)
+  published, parts = SHORT[name], known(name, monkeypatch)
   optim, task, model = parts.run.optim.args, parts.run.task.args, parts.run.model.args
   assert (parts.run.batch, parts.total, parts.run.model.name) == (BATCH, EPOCHS * EPOCH, "ViT-L/16")
-  assert float(parts.schedule(10 * EPOCH)) == pytest.approx(says["lr"] * (BATCH / 1024) ** 0.5, rel=1e-4)
+  assert float(parts.schedule(10 * EPOCH)) == pytest.approx(published["lr"] * (BATCH / 1024) ** 0.5, rel=1e-4)
   assert float(parts.schedule(parts.total)) == pytest.approx(1e-6, rel=1e-2)
   assert (optim["weight_decay"], optim["weight_decay_schedule"].args["end"]) == (0.04, 0.4)
   assert (optim["ema"], optim["ema_schedule"].args["end"]) == (0.992, 1.0)
@@ -77,13 +77,13 @@ def test_a_short_recipe_has_the_values_of_its_config(name, monkeypatch):
   assert (model["stochastic_depth"], model["stochastic_depth_rates"], model["layer_scale"]) == (0.3, "equal", 1e-5)
   assert (task["global_area"], task["local_area"], task["blur"]) == ((0.32, 1.0), (0.05, 0.32), (0.0, 0.9, 0.5))
   assert (task["local_crops"], task["local_size"], task["group"]) == (8, 96, GROUP)
-  assert task["centering"] == {"centering": "mean", "sinkhorn_knopp": "sinkhorn"}[says["centering"]]
-  assert task["sharing"] == ("none" if says["separate_head"] else "all")
+  assert task["centering"] == {"centering": "mean", "sinkhorn_knopp": "sinkhorn"}[published["centering"]]
+  assert task["sharing"] == ("none" if published["separate_head"] else "all")
   for head in (parts.task.head, parts.task.patch_head):
     assert (head.prototypes, head.bottleneck, head.hidden, head.layers) == (65536, 256, 2048, 3)
-    assert head.last == ("weight_norm" if says["norm_last_layer"] else "plain")
+    assert head.last == ("weight_norm" if published["norm_last_layer"] else "plain")
   assert (task["image_weight"], task["patch_weight"], task["koleo_weight"]) == (1.0, 1.0, 0.1)
-  assert ("position/table" in parts.state_shapes.params) == (says["pos"] == "learned")
+  assert ("position/table" in parts.state_shapes.params) == (published["pos"] == "learned")
 
 
 @pytest.mark.heavy

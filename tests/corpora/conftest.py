@@ -14,7 +14,7 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def corpus(photos, tmp_path_factory):
   root = tmp_path_factory.mktemp("data")
-  said = folders.made(photos, root, shards=3)
-  assert said[0] == f"corpus is prepared at {root}/corpus/1.0.0"
-  assert any(line.startswith("train: 60 images in 3 files") for line in said)
+  output = folders.made(photos, root, shards=3)
+  assert output[0] == f"corpus is prepared at {root}/corpus/1.0.0"
+  assert any(line.startswith("train: 60 images in 3 files") for line in output)
   return root

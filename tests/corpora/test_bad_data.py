@@ -90,8 +90,8 @@ def corpus(tmp_path_factory):
     hostile_images.NO_FILES[kind](root / f"train/dog/{kind}.jpg")
   for i, name in enumerate(NAMES):
     (root / "train/dog" / name).write_bytes(encode(picture(seed=100 + i)))
-  said = folders.made(root, top / "data", max_rejected=0.9)
-  return top, said
+  output = folders.made(root, top / "data", max_rejected=0.9)
+  return top, output
 
 
 def read_rejected(root):
@@ -146,13 +146,13 @@ def test_unusual_file_name_is_kept(corpus, name):
 
 
 def test_kept_and_rejected_images_are_counted(corpus):
-  root, said = corpus
+  root, output = corpus
   assert len(read_rejected(root)) == len(LEFT_OUT) + 5
   assert len(read_kept(root)) == 6 + len(KEPT) + len(NAMES)
-  assert any(line.startswith(f"{len(LEFT_OUT) + 5} rejected") for line in said)
-  bombs = next(line for line in said if "data.max_pixels" in line)
+  assert any(line.startswith(f"{len(LEFT_OUT) + 5} rejected") for line in output)
+  bombs = next(line for line in output if "data.max_pixels" in line)
   assert re.match(r" +\d  (such as )?train/cat/a bomb in (GIF|JPEG|PNG).jpg: \d\d,\d{3} x \d\d,\d{3} pixels", bombs)
-  assert said[-1] == f"train on it with --config.data.name=tfds --config.data.path={root}/data/corpus/1.0.0"
+  assert output[-1] == f"train on it with --config.data.name=tfds --config.data.path={root}/data/corpus/1.0.0"
 
 
 def make_labelled(*labels, most=1):

@@ -27,10 +27,10 @@ def test_beam_writes_the_same_files_as_one_machine(tmp_path, monkeypatch):
   other = folders.folder(tmp_path / "other", 2, split="test")  # has 4 images of the first folder
   options = {"shards": 3, "size": 30, "against": (str(other),), "distance": 0}
   folders.made(photos, tmp_path / "one", max_rejected=0.5, **options)
-  said = write_with_beam(photos, tmp_path / "many", **options)
-  assert said[0].startswith("corpus is prepared at")
-  beside = lambda root: {f.name: f.read_bytes() for f in (root / "corpus/1.0.0").iterdir()}  # noqa: E731
-  assert beside(tmp_path / "many") == beside(tmp_path / "one")
+  output = write_with_beam(photos, tmp_path / "many", **options)
+  assert output[0].startswith("corpus is prepared at")
+  metadata = lambda root: {f.name: f.read_bytes() for f in (root / "corpus/1.0.0").iterdir()}  # noqa: E731
+  assert metadata(tmp_path / "many") == metadata(tmp_path / "one")
   about = json.loads((tmp_path / "many/corpus/1.0.0/prepare.json").read_text())
   assert about["rejected"] == 3 and about["duplicates"] >= 3
   assert write_with_beam(photos, tmp_path / "many", **options) == [
@@ -46,10 +46,10 @@ def test_beam_writes_the_same_files_as_one_machine(tmp_path, monkeypatch):
 def test_changed_input_is_an_error_and_the_work_can_be_repeated(tmp_path, monkeypatch):
   pytest.importorskip("apache_beam")
   photos = folders.folder(tmp_path / "photos", 6)
-  real, beside = plan.CorpusPlan.plain, shard_worker.Folders.of(tmp_path / "data", "corpus")
+  real, metadata = plan.CorpusPlan.plain, shard_worker.Folders.of(tmp_path / "data", "corpus")
 
   def plain(made):  # called for the plan, and then for the pipeline
-    if (beside.work / "plan.json").exists():
+    if (metadata.work / "plan.json").exists():
       (photos / "train/cat").rename(photos / "train/zebra")
     return real(made)
 
@@ -57,21 +57,21 @@ def test_changed_input_is_an_error_and_the_work_can_be_repeated(tmp_path, monkey
     patch.setattr(plan.CorpusPlan, "plain", plain)
     with pytest.raises(ConfigError, match=r"has changed since .*remove .*\.work, and run the same command again$"):
       write_with_beam(photos, tmp_path / "data")
-  assert not (beside.corpus / "dataset_info.json").exists()
+  assert not (metadata.corpus / "dataset_info.json").exists()
   (photos / "train/zebra").rename(photos / "train/cat")
   assert write_with_beam(photos, tmp_path / "data")[0].startswith("corpus is prepared")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-  ("error", "said"),
+  ("error", "output"),
   [
     (OSError(5, "Input/output error"), r"Input/output error. Check that its disk or bucket is reachable$"),
     (runtime.Stop(42, "stopped on request"), "^stopped on request$"),
   ],
   ids=("disk", "stop"),
 )
-def test_input_error_and_stop_request_keep_their_message(tmp_path, monkeypatch, error, said):
+def test_input_error_and_stop_request_keep_their_message(tmp_path, monkeypatch, error, output):
   pytest.importorskip("apache_beam")
 
   def contents(file):
@@ -79,7 +79,7 @@ def test_input_error_and_stop_request_keep_their_message(tmp_path, monkeypatch, 
 
   photos = folders.folder(tmp_path / "photos", 4)
   monkeypatch.setattr(local_files, "read_file", contents)
-  with pytest.raises((ConfigError, runtime.Stop), match=said):
+  with pytest.raises((ConfigError, runtime.Stop), match=output):
     beam.write("corpus", folders.choice(photos), plan.CorpusOptions(shards=1), tmp_path / "data", [])
 
 

@@ -119,7 +119,7 @@ def test_dataset_without_preparation_is_reported(name):
 
 
 @pytest.mark.parametrize(
-  ("name", "said"),
+  ("name", "output"),
   [
     ("oxford-flowers", "unknown dataset 'oxford-flowers'. Did you mean 'oxford_flowers102'?"),
     ("../digits", "unknown dataset '../digits'"),
@@ -129,10 +129,10 @@ def test_dataset_without_preparation_is_reported(name):
     ("mnist/x=1", "mnist/x=1 cannot be prepared in {}: DatasetBuilder.__init__() got an unexpected keyword argument"),
   ],
 )  # fmt: skip
-def test_name_that_tfds_does_not_know_is_reported_in_one_line(name, said, tmp_path):
+def test_name_that_tfds_does_not_know_is_reported_in_one_line(name, output, tmp_path):
   with pytest.raises(schema.ConfigError) as caught:
     builders.prepare_dataset(name, str(tmp_path))
-  assert str(caught.value).startswith(said.format(tmp_path)) and "\n" not in str(caught.value)
+  assert str(caught.value).startswith(output.format(tmp_path)) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["imagenet21k", "jft300m", "jft3b"])
@@ -176,16 +176,16 @@ def test_former_host_is_reported_with_a_fix_before_the_download(name, tmp_path, 
   monkeypatch.setattr(tensorflow_datasets, "builder", offline)
   with pytest.raises(schema.ConfigError, match="no network"):
     builders.prepare_dataset(name, str(tmp_path))
-  said = capsys.readouterr().out
-  assert "no longer answers" in said and f"{tmp_path}/downloads/manual" in said
+  output = capsys.readouterr().out
+  assert "no longer answers" in output and f"{tmp_path}/downloads/manual" in output
 
 
 @pytest.mark.heavy
 def test_bucket_receives_a_local_copy_without_sending_files_again(bucket, bucket_server, tmp_path,
                                                                                     monkeypatch):  # fmt: skip
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-  said = builders.prepare_dataset("digits", str(bucket))
-  assert said == f"digits is prepared at {bucket}/digits/1.0.0, a copy of {tmp_path}/digits/1.0.0"
+  output = builders.prepare_dataset("digits", str(bucket))
+  assert output == f"digits is prepared at {bucket}/digits/1.0.0, a copy of {tmp_path}/digits/1.0.0"
   there, here = (
     catalog.open_split(schema.Choice("digits", {"path": str(path)}), "test") for path in (bucket, tmp_path)
   )

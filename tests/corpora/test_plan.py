@@ -53,7 +53,7 @@ def test_plan_is_stored_as_json_and_read_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("field", "value", "said"),
+  ("field", "value", "output"),
   [
     ("options", plan.CorpusOptions(size=9), "size: None, now 9"),
     ("fingerprint", sources.Fingerprint("other"), "the input's files: names"),
@@ -62,17 +62,17 @@ def test_plan_is_stored_as_json_and_read_again(tmp_path):
     ("form", 2, "form: 1, now 2"),
   ],
 )
-def test_different_plan_is_refused_with_the_difference(tmp_path, field, value, said):
+def test_different_plan_is_refused_with_the_difference(tmp_path, field, value, output):
   (tmp_path / "plan.json").write_text(json.dumps(PLAN.plain()))
-  with pytest.raises(ConfigError, match=f"started with other input or options .*{said}.*use another name"):
+  with pytest.raises(ConfigError, match=f"started with other input or options .*{output}.*use another name"):
     dataclasses.replace(PLAN, **{field: value}).check(tmp_path / "plan.json")
 
 
 @pytest.mark.parametrize("text", ['{"name": "se', "", "[]", "{}"])
 def test_damaged_plan_is_refused(tmp_path, text):
   (tmp_path / "plan.json").write_text(text)
-  said = f"^{tmp_path}/plan.json .*damaged.*remove {tmp_path}, and run the same command again"
-  with pytest.raises(ConfigError, match=said):
+  output = f"^{tmp_path}/plan.json .*damaged.*remove {tmp_path}, and run the same command again"
+  with pytest.raises(ConfigError, match=output):
     PLAN.check(tmp_path / "plan.json")
 
 

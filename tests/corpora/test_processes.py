@@ -83,8 +83,8 @@ def test_stopped_worker_is_named_and_killed_at_the_limit(monkeypatch, capsys):
       monkeypatch.setattr(processes, name, seconds)
 
   silence = r"worker process \d+ has not reported for"
-  said = rf"^{silence} 0.5 s while it processed task stand. It is killed \(SIGKILL\), .*same command continues"
-  with pytest.raises(runtime.Stop, match=said) as stop:
+  output = rf"^{silence} 0.5 s while it processed task stand. It is killed \(SIGKILL\), .*same command continues"
+  with pytest.raises(runtime.Stop, match=output) as stop:
     run_all(["stand"], 2, heard)
   assert stop.value.code == runtime.EXIT_HANG
   note = rf"note: {silence} 0.2 s while it processed task stand. It is killed after 0.5 s\n"

@@ -64,18 +64,18 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_input_that_changes_during_preparation_is_an_error(tmp_path, change):
-  root, (make, said) = folders.folder(tmp_path / "photos", 8), CHANGES[change]
+  root, (make, output) = folders.folder(tmp_path / "photos", 8), CHANGES[change]
 
-  def shards(made, source, beside):
-    reports = writer.write_shards(1, 0.01, made, source, beside)
+  def shards(made, source, metadata):
+    reports = writer.write_shards(1, 0.01, made, source, metadata)
     make(root)
-    with pytest.raises(ConfigError, match=said):  # a process that opens the input now
-      shard_worker.Worker(made, beside).source  # noqa: B018
+    with pytest.raises(ConfigError, match=output):  # a process that opens the input now
+      shard_worker.Worker(made, metadata).source  # noqa: B018
     return reports
 
   data = tmp_path / "data"
-  said = rf"the input, '.*photos', has changed .*{said}.*remove {data}/corpus/\.1\.0\.0\.work, and run the same"
-  with pytest.raises(ConfigError, match=said):
+  output = rf"the input, '.*photos', has changed .*{output}.*remove {data}/corpus/\.1\.0\.0\.work, and run the same"
+  with pytest.raises(ConfigError, match=output):
     writer.build_corpus("corpus", folders.choice(root), plan.CorpusOptions(), data, shards)
   assert not (data / "corpus/1.0.0/dataset_info.json").exists()
   shutil.rmtree(data / "corpus/.1.0.0.work")
@@ -211,8 +211,8 @@ def test_shard_is_written_again_if_it_or_its_report_is_damaged(photos, corpus, t
   split = plan.CorpusSplit("test", 0, 12, 3)
   change(at.report(split, 0) if suffix else at.shard("corpus", split, 0))
   folders.made(photos, tmp_path, shards=3)
-  beside = [{f.name: f.read_bytes() for f in (root / "corpus/1.0.0").iterdir()} for root in (corpus, tmp_path)]
-  assert beside[0] == beside[1]
+  metadata = [{f.name: f.read_bytes() for f in (root / "corpus/1.0.0").iterdir()} for root in (corpus, tmp_path)]
+  assert metadata[0] == metadata[1]
 
 
 def test_reports_without_their_plan_are_ignored(photos, corpus, tmp_path, monkeypatch):

@@ -46,9 +46,9 @@ def test_shard_reports_progress_and_writes_a_report(tmp_path, monkeypatch):
   source = plan.open_input(data)
   classes = sources.digest(source.classes)
   made = plan.CorpusPlan("corpus", data, source.fingerprint(), classes, 1, (split,), plan.CorpusOptions())
-  said = []
-  report = shard_worker.Worker(made, at)(shard_worker.ShardTask(0, 1), said.append)
-  assert [sum(each) for each in zip(*said, strict=True)] == [4, 0, 0]
+  output = []
+  report = shard_worker.Worker(made, at)(shard_worker.ShardTask(0, 1), output.append)
+  assert [sum(each) for each in zip(*output, strict=True)] == [4, 0, 0]
   assert at.shard("corpus", split, 1) == pathlib.Path(tmp_path, "corpus/1.0.0/corpus-train.array_record-00001-of-00002")
   assert at.shard("corpus", split, 1).exists() and report.records == 4
   assert at.read_report(split, 1) == report and at.read_report(split, 0) is None

@@ -78,8 +78,8 @@ def test_finished_corpus_is_kept_and_other_options_are_refused(photos, corpus, t
 
 
 def test_concurrent_preparation_is_refused(photos, tmp_path):
-  said = pytest.raises(ConfigError, match=f"in use by process {os.getpid()}.*use another name")
-  with runtime.lock_workdir(tmp_path / "corpus/.1.0.0.work"), said:
+  output = pytest.raises(ConfigError, match=f"in use by process {os.getpid()}.*use another name")
+  with runtime.lock_workdir(tmp_path / "corpus/.1.0.0.work"), output:
     folders.made(photos, tmp_path)
 
 
@@ -89,8 +89,8 @@ def test_bad_images_are_rejected_up_to_a_limit_and_named(photos, tmp_path):
     (root / f"train/cat/bad{i}.jpg").write_bytes(b"garbage")
   with pytest.raises(ConfigError, match=r"rejected: 6 of 46 images. Allowed: 5\..*train/cat/bad\d.jpg: not a compl"):
     folders.made(root, tmp_path / "data")
-  said = folders.made(root, tmp_path / "data", max_rejected=0.2)  # resumes the refused preparation
-  assert any(line.startswith("6 rejected") for line in said)
+  output = folders.made(root, tmp_path / "data", max_rejected=0.2)  # resumes the refused preparation
+  assert any(line.startswith("6 rejected") for line in output)
   rows = [json.loads(line) for line in (tmp_path / "data/corpus/1.0.0/rejected.jsonl").read_text().splitlines()]
   assert sorted(row["file"] for row in rows) == [f"train/cat/bad{i}.jpg" for i in range(6)]
   assert len(folders.source(tmp_path / "data")) == 40
@@ -101,8 +101,8 @@ def test_duplicates_of_test_images_are_removed_and_shown(photos, tmp_path):
   for i in range(3):  # encoded again
     (root / f"train/dog/copy{i}.jpg").write_bytes(encode(decoded((photos / f"test/cat/{i}.jpg").read_bytes()), "JPEG"))
   (root / "train/dog/new.jpg").write_bytes(encode(picture(40, 50, seed=7777)))
-  said = folders.made(root, tmp_path / "data", against=(f"{photos / 'test'}",), distance=2)
-  assert any(line.startswith("3 duplicates") for line in said)
+  output = folders.made(root, tmp_path / "data", against=(f"{photos / 'test'}",), distance=2)
+  assert any(line.startswith("3 duplicates") for line in output)
   there = tmp_path / "data/corpus/1.0.0"
   rows = [json.loads(line) for line in (there / "duplicates.jsonl").read_text().splitlines()]
   assert {row["file"]: row["image"] for row in rows} == {f"train/dog/copy{i}.jpg": f"cat/{i}.jpg" for i in range(3)}
@@ -147,8 +147,8 @@ def test_plan_sets_the_number_of_files(photos):
 @pytest.mark.heavy
 def test_corpus_is_written_to_a_bucket_and_read_from_it(photos, corpus, bucket, tmp_path):
   data, there = folders.choice(photos), bucket / "data"
-  said = writer.write("corpus", data, plan.CorpusOptions(shards=3), there, 1)
-  assert said[0] == f"corpus is prepared at {there}/corpus/1.0.0"
+  output = writer.write("corpus", data, plan.CorpusOptions(shards=3), there, 1)
+  assert output[0] == f"corpus is prepared at {there}/corpus/1.0.0"
   assert {f.name: f.read_bytes() for f in (there / "corpus/1.0.0").iterdir() if "array_record" in f.name} == (
     folders.shards(corpus)
   )

@@ -104,15 +104,15 @@ def test_three_augment_is_one_of_three_operations_and_a_jitter():
 
 
 @pytest.mark.parametrize(
-  ("name", "arguments", "said"),
+  ("name", "arguments", "output"),
   [
     ("colour_jitter", {"hue": 0.6}, "hue: 0.6 is out of range"),
     ("colour_jitter", {"brightness": -1}, "brightness: -1.0 is out of range"),
     ("three_augment", {"jitter": -0.1}, "jitter"),
   ],
 )
-def test_amounts_out_of_range_are_refused(name, arguments, said):
-  with pytest.raises(schema.ConfigError, match=said):
+def test_amounts_out_of_range_are_refused(name, arguments, output):
+  with pytest.raises(schema.ConfigError, match=output):
     schema.bind(schema.Choice(name, arguments), (getattr(colours, name),))
 
 

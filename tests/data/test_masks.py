@@ -107,7 +107,7 @@ def test_shares_match_a_count_by_pixel(size, side):
 
 
 @pytest.mark.parametrize(
-  ("content", "says"),
+  ("content", "message"),
   [
     (file(STORED, "RGB"), "record 3: its mask is not valid: its mode in Pillow is 'RGB'"),
     (file(STORED, "L", "JPEG"), "a JPEG changes the numbers"),
@@ -118,8 +118,8 @@ def test_shares_match_a_count_by_pixel(size, side):
     (None, "record 3: .*masks/x.png"),
   ],
 )
-def test_bad_mask_is_named_or_skipped(content, says):
-  with pytest.raises(ImageError, match=says):
+def test_bad_mask_is_named_or_skipped(content, message):
+  with pytest.raises(ImageError, match=message):
     masks.read_mask(images(content), 3, 8)
   skipping = images(content, "skip")
   assert masks.read_mask(skipping, 3, 8) is None and list(skipping.reasons) == [3]

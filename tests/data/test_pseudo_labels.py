@@ -199,7 +199,7 @@ def test_soft_labels_have_shares(images, labels):
 
 
 @pytest.mark.parametrize(
-  ("choice", "says"),
+  ("choice", "message"),
   [
     (HARD._replace(soft=True), "soft: .*contains hard labels.*soft=false"),
     (HARD._replace(per_class=11), "per_class: 11. Allowed: up to 10, all images"),
@@ -209,8 +209,8 @@ def test_soft_labels_have_shares(images, labels):
     ),
   ],
 )
-def test_selection_that_labels_cannot_satisfy_is_refused(images, labels, choice, says):
-  with pytest.raises(ConfigError, match=says):
+def test_selection_that_labels_cannot_satisfy_is_refused(images, labels, choice, message):
+  with pytest.raises(ConfigError, match=message):
     pseudo_labels.select_labelled("pseudo", "train", images, *labels, choice)
 
 
@@ -231,12 +231,12 @@ def test_images_changed_since_labelling_are_refused(images, labels):
   now = images.fingerprint()
   copied = dataclasses.replace(images, fingerprint=lambda: now._replace(times="later"))
   assert len(pseudo_labels.select_labelled("pseudo", "train", copied, folder, plan, HARD)) == 6
-  for other, says in (
+  for other, message in (
     (dataclasses.replace(images, fingerprint=lambda: Fingerprint("other")), "names, labels or order of images"),
     (dataclasses.replace(images, length=9), "9 images, not 10"),
     (dataclasses.replace(images, read=lambda i: images.read(9 - i)), "contents of some images"),
   ):
-    with pytest.raises(ConfigError, match=re.escape(says)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
       pseudo_labels.select_labelled("pseudo", "train", other, folder, plan, HARD)
 
 

@@ -162,7 +162,7 @@ def test_mended_contrast_changes_only_images_with_contrast():
 
 
 @pytest.mark.parametrize(
-  ("name", "arguments", "said"),
+  ("name", "arguments", "output"),
   [
     ("randaugment", {"layers": -1}, "layers: -1 is out of range"),
     ("randaugment", {"magnitude": 31}, "magnitude: 31.0 is out of range"),
@@ -176,8 +176,8 @@ def test_mended_contrast_changes_only_images_with_contrast():
     ("randaugment_increasing", {"fill": (128, 128, 256)}, "256 is out of range"),
   ],
 )
-def test_invalid_arguments_are_refused_with_the_allowed_values(name, arguments, said):
-  with pytest.raises(schema.ConfigError, match=said):
+def test_invalid_arguments_are_refused_with_the_allowed_values(name, arguments, output):
+  with pytest.raises(schema.ConfigError, match=output):
     schema.bind(schema.Choice(name, arguments), (policies.POLICIES[name],))
   bound = schema.bind(schema.Choice(name), (policies.POLICIES[name],))
   assert callable(policies.POLICIES[name](**bound.args))

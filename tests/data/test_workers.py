@@ -117,7 +117,7 @@ def test_data_that_change_before_a_worker_opens_them_are_an_error(tmp_path):
   for name in ("a/1.png", "a/2.png", "b/1.png"):
     add(f"train/{name}")
   take(loader.batches(photos(tmp_path), 2, range(2), 0, loader.Workers(functools.partial(photos, tmp_path), 1)), 3)
-  for name, said in (
+  for name, output in (
     ("train/a/2.png", "modification times of files"),
     ("train/c/1.png", "names, labels or order of images, sizes of files, modification times of files, classes"),
   ):
@@ -125,7 +125,7 @@ def test_data_that_change_before_a_worker_opens_them_are_an_error(tmp_path):
     examples.source.fingerprint()
     add(name)
     made = loader.batches(examples, 2, range(2), 0, loader.Workers(functools.partial(photos, tmp_path), 1))
-    with pytest.raises(ImageError, match=rf"the data changed while the run started: .*{said}.*. Restore them"):
+    with pytest.raises(ImageError, match=rf"the data changed while the run started: .*{output}.*. Restore them"):
       next(made)
     made.close()
 

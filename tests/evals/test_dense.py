@@ -198,7 +198,7 @@ def test_bad_mask_is_named_or_skipped(weights, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("changes", "says"),
+  ("changes", "message"),
   [
     ({"data": {"test_crop": {"name": "centre"}}}, r"config.evals.it.data.test_crop.name: 'centre' crops images"),
     ({"data": {"name": "digits", "path": None}}, r"config.evals.it.data: .*digits have no masks. Allowed: .*scenes"),
@@ -208,7 +208,7 @@ def test_bad_mask_is_named_or_skipped(weights, folder, tmp_path):
     ({"batch": 15}, r"config.evals.it.batch: 15 cannot be divided over 2 devices"),
   ],
 )
-def test_invalid_configuration_is_refused(weights, folder, changes, says):
+def test_invalid_configuration_is_refused(weights, folder, changes, message):
   prepare_dataset("digits")
   given = wanted(folder)
   if changes.get("data", {}).get("name") == "digits":
@@ -217,7 +217,7 @@ def test_invalid_configuration_is_refused(weights, folder, changes, says):
     )
   else:
     given = wanted(folder, **changes)
-  with pytest.raises(ConfigError, match=says):
+  with pytest.raises(ConfigError, match=message):
     probe_setup.build(given, *weights, jax.devices()[:2])
 
 
@@ -232,17 +232,17 @@ def test_masks_with_only_one_class_are_refused(weights, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("split", "says"),
+  ("split", "message"),
   [
     ("train", r"config.evals.it.train: masks contain no class at all, but a probe needs two classes"),
     ("test", r"config.evals.it.test: its masks contain no pixel of a class. Use another split"),
   ],
 )
-def test_masks_without_a_class_are_refused(weights, folder, tmp_path, split, says):
+def test_masks_without_a_class_are_refused(weights, folder, tmp_path, split, message):
   shutil.copytree(folder, tmp_path / "void")
   for file in (tmp_path / "void/masks" / split).iterdir():
     file.write_bytes(scenes.encode_png(np.full((64, 64), 255, np.uint8)).getvalue())
-  with pytest.raises(ConfigError, match=says):
+  with pytest.raises(ConfigError, match=message):
     measured(weights, folder=tmp_path / "void")
 
 
@@ -284,8 +284,8 @@ def test_two_processes_match_one_and_stop_together_at_a_bad_mask(weights, folder
     ]  # fmt: skip
 
   single = runs.command("fewshot", *words(folder, "one"), devices=2)
-  said = runs.finish(single)
-  assert "mean IoU" in said and "8 classes of pixels, from 30 images of 'train', 13 of 'test'" in said
+  output = runs.finish(single)
+  assert "mean IoU" in output and "8 classes of pixels, from 30 images of 'train', 13 of 'test'" in output
   both = test_whole_processes.placed_pair("vit_jax.fewshot", *words(folder, "two"))
   assert "mean IoU" in runs.finish(both[0])
   assert "mean IoU" not in runs.finish(both[1])

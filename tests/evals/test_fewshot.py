@@ -117,7 +117,7 @@ def test_best_setting_on_held_out_shots_is_selected(weights, name):
 
 
 @pytest.mark.parametrize(
-  ("changes", "says"),
+  ("changes", "message"),
   [
     ({"shots": ()}, r"config.evals.digits.shots: \(\). Give at least one value, without duplicates"),
     ({"seeds": (1, 1)}, r"config.evals.digits.seeds: \(1, 1\)"),
@@ -131,8 +131,8 @@ def test_best_setting_on_held_out_shots_is_selected(weights, name):
     ({"batch": 15}, r"config.evals.digits.batch: 15 cannot be divided over 2 devices"),
   ],
 )
-def test_invalid_configuration_is_refused(weights, changes, says):
-  with pytest.raises(ConfigError, match=says):
+def test_invalid_configuration_is_refused(weights, changes, message):
+  with pytest.raises(ConfigError, match=message):
     probe_setup.build(wanted(**changes), *weights, jax.devices()[:2])
 
 

@@ -112,12 +112,12 @@ def test_labels_of_another_plan_are_not_overwritten(teacher, tmp_path):
   written(teacher, tmp_path)
   before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
   other = {path: value + 1 for path, value in teacher[1].items()}
-  for changes, says in (
+  for changes, message in (
     ({"params": other}, "with other weights"),
     ({"split": "train[70:140]"}, r"of the split 'train\[:70\]'"),
     ({"soft": False}, r"in the other format \(hard or soft\)"),
   ):
-    with pytest.raises(ConfigError, match=f"contains labels .*{says}.*Use another folder, or remove this one"):
+    with pytest.raises(ConfigError, match=f"contains labels .*{message}.*Use another folder, or remove this one"):
       written(teacher, tmp_path, **changes)
   assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 

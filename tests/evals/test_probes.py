@@ -185,15 +185,15 @@ def test_logistic_regression_of_shares_matches_pixels_in_scikit_learn(l2):
 
 @pytest.mark.parametrize("name", probes.OF_SHARES)
 @pytest.mark.parametrize(
-  ("change", "says"),
+  ("change", "expected_message"),
   [
     (lambda x, shares: (x, shares * [1, 0, 0, 0]), "fewer than two classes"),
     (lambda x, shares: (x, 0 * shares), "fewer than two classes"),
     (lambda x, shares: (x * np.where(np.arange(6), 1, np.nan), shares), "features are not finite"),
   ],
 )
-def test_shares_without_two_classes_or_finite_features_are_an_error(name, change, says):
-  with pytest.raises(ConfigError, match=says):
+def test_shares_without_two_classes_or_finite_features_are_an_error(name, change, expected_message):
+  with pytest.raises(ConfigError, match=expected_message):
     probes.OF_SHARES[name](*change(*of_patches()))
 
 

@@ -148,9 +148,9 @@ def test_one_shard_of_a_pytorch_model_is_an_error(tmp_path):
 NAMES = {"0": "cat", "1": "dog", "2": "owl"}
 
 
-def read_labels(folder, **beside):
+def read_labels(folder, **metadata):
   safetensors.numpy.save_file(hostile.good("hf"), folder / "model.safetensors")
-  (folder / "config.json").write_text(json.dumps({"num_attention_heads": 2} | beside))
+  (folder / "config.json").write_text(json.dumps({"num_attention_heads": 2} | metadata))
   return importers.inspect(folder).image_metadata.labels
 
 

@@ -21,7 +21,7 @@ def use(tmp_path_factory):
 def test_best_classes_have_the_largest_probabilities(use, loss):
   images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
   model = models.functional(use.description)
-  said = jax.jit(make_predict_function(model, use.data, loss, "head"))(use.arrays, images)
+  result = jax.jit(make_predict_function(model, use.data, loss, "head"))(use.arrays, images)
   normalised = ((images / 255 - [0.4, 0.5, 0.6]) / [0.2, 0.3, 0.4]).astype(np.float32)
   output, _ = jax.jit(model.outputs)(use.arrays, normalised)
   logits = np.asarray(output.logits, np.float64)
@@ -29,9 +29,9 @@ def test_best_classes_have_the_largest_probabilities(use, loss):
   if loss == "softmax":
     shares /= shares.sum(1, keepdims=True)
   best = np.argsort(-shares, axis=1)[:, :5]
-  np.testing.assert_array_equal(said["best"], best)
-  np.testing.assert_allclose(said["probability"], np.take_along_axis(shares, best, 1), rtol=2e-3, atol=1e-6)
-  np.testing.assert_allclose(said["features"], output.features, rtol=1e-3, atol=1e-3)
+  np.testing.assert_array_equal(result["best"], best)
+  np.testing.assert_allclose(result["probability"], np.take_along_axis(shares, best, 1), rtol=2e-3, atol=1e-6)
+  np.testing.assert_allclose(result["features"], output.features, rtol=1e-3, atol=1e-3)
 
 
 def test_model_without_a_head_has_only_features(use):

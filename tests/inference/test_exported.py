@@ -22,8 +22,8 @@ pytestmark = pytest.mark.heavy
 def test_stablehlo_file_gives_the_logits_of_any_number_of_images(tmp_path):
   labels = {str(i): name for i, name in enumerate(small_weights.CLASSES)}
   source = small_weights.file(tmp_path, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4], id2label=labels)
-  said = convert.convert(source, tmp_path / "a.stablehlo", "stablehlo", {})
-  assert "cpu, cuda, tpu" in said and "apart" in said
+  output = convert.convert(source, tmp_path / "a.stablehlo", "stablehlo", {})
+  assert "cpu, cuda, tpu" in output and "apart" in output
   program = export.deserialize(bytearray((tmp_path / "a.stablehlo").read_bytes()))
   assert program.platforms == ("cpu", "cuda", "tpu")
   use = stored.load(source)
@@ -58,8 +58,8 @@ def test_outputs_with_one_stem_do_not_replace_each_other_s_json(tmp_path, names)
 def test_onnx_file_gives_the_logits_and_contains_its_metadata(tmp_path):
   labels = {str(i): name for i, name in enumerate(small_weights.CLASSES)}
   source = small_weights.file(tmp_path, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4], id2label=labels)
-  said = convert.convert(source, tmp_path / "a.onnx", "onnx", {})
-  assert "ONNX Runtime" in said and "apart" in said and not (tmp_path / "a.json").exists()
+  output = convert.convert(source, tmp_path / "a.onnx", "onnx", {})
+  assert "ONNX Runtime" in output and "apart" in output and not (tmp_path / "a.json").exists()
   session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
   model = vit_jax.load(source)
   for count in (1, 5):

@@ -84,7 +84,7 @@ def test_screen_shows_the_first_rows_and_counts_the_remaining_rows():
 
 
 @pytest.mark.parametrize(
-  ("name", "features", "says"),
+  ("name", "features", "message"),
   [
     (None, True, "--features: no output file"),
     ("a.csv", True, "a .csv file cannot store features, got"),
@@ -92,7 +92,7 @@ def test_screen_shows_the_first_rows_and_counts_the_remaining_rows():
     ("none/a.csv", False, "none does not exist. Create it"),
   ],
 )
-def test_invalid_output_is_refused_before_the_prediction(tmp_path, name, features, says):
+def test_invalid_output_is_refused_before_the_prediction(tmp_path, name, features, message):
   with pytest.raises(ConfigError) as caught:
     output.check_output(name and tmp_path / name, features)
-  assert says in str(caught.value)
+  assert message in str(caught.value)

@@ -51,10 +51,10 @@ def test_pure_function_matches_in_a_user_s_jit(model, photo):
   batch = jnp.stack([model.preprocess(photo)] * 2)
   assert batch.shape == (2, 32, 32, 3) and batch.dtype == jnp.float32
   probability = jax.jit(lambda params, x: jax.nn.softmax(model.logits(params, x)))(model.params, batch)[0]
-  said = model.predict(photo)
-  assert said.names == tuple(model.classes[i] for i in said.numbers)
-  np.testing.assert_array_equal(np.argsort(-probability)[:5], said.numbers)
-  np.testing.assert_allclose(np.sort(probability)[::-1][:5], said.probabilities, rtol=1e-3, atol=1e-6)
+  output = model.predict(photo)
+  assert output.names == tuple(model.classes[i] for i in output.numbers)
+  np.testing.assert_array_equal(np.argsort(-probability)[:5], output.numbers)
+  np.testing.assert_allclose(np.sort(probability)[::-1][:5], output.probabilities, rtol=1e-3, atol=1e-6)
 
 
 def test_pure_function_can_be_differentiated_mapped_and_compiled(model, photo):
@@ -82,8 +82,8 @@ def test_attention_maps_are_available_by_capture(model, photo):
 
 def test_bad_images_are_named(model, photo, tmp_path):
   (tmp_path / "torn.jpg").write_bytes(photo.read_bytes()[:60])
-  for image, says in ((tmp_path / "torn.jpg", "torn.jpg: not a complete image"), ("none.jpg", "none.jpg: ")):
-    with pytest.raises(ImageError, match=says):
+  for image, message in ((tmp_path / "torn.jpg", "torn.jpg: not a complete image"), ("none.jpg", "none.jpg: ")):
+    with pytest.raises(ImageError, match=message):
       model.predict([photo, image])
   with pytest.raises(ImageError, match="Allowed: "):
     model.features(np.zeros((8, 8, 3)))

@@ -48,13 +48,13 @@ def test_wrong_number_of_class_names_is_ignored_with_a_note(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "beside",
+  "metadata",
   [{"id2label": {"1": "a"}}, {"id2label": 3}, {"label_names": "abc"}, {"label_names": [1]}, {"crop_pct": 3}],
   ids=str,
 )
-def test_invalid_metadata_is_named(tmp_path, beside):
-  with pytest.raises(ConfigError, match=rf"config\.json: {next(iter(beside))} is "):
-    stored.load(small_weights.file(tmp_path, **beside))
+def test_invalid_metadata_is_named(tmp_path, metadata):
+  with pytest.raises(ConfigError, match=rf"config\.json: {next(iter(metadata))} is "):
+    stored.load(small_weights.file(tmp_path, **metadata))
 
 
 def test_other_image_size_resamples_the_position_table(tmp_path):
@@ -89,8 +89,8 @@ def test_workdir_without_a_run_notes_its_defaults(tmp_path):
 def test_conversion_keeps_preprocessing_and_classes(tmp_path, target):
   (tmp_path / "in").mkdir()
   (tmp_path / "hub").mkdir()
-  said = {"crop_pct": 0.9, "interpolation": "bicubic", "label_names": list(CLASSES)} | IMAGENET
-  source = small_weights.file(tmp_path / "in", pretrained_cfg=said, problem_type="multi_label_classification")
+  output = {"crop_pct": 0.9, "interpolation": "bicubic", "label_names": list(CLASSES)} | IMAGENET
+  source = small_weights.file(tmp_path / "in", pretrained_cfg=output, problem_type="multi_label_classification")
   convert.convert(source, tmp_path / target, None, {})
   before, after = stored.load(source), stored.load(tmp_path / target)
   assert after.classes == CLASSES and after.data == before.data and after.loss == before.loss == "sigmoid"

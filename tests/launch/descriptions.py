@@ -2,10 +2,10 @@
 
 from launch import qr
 from tests.launch import cloud
-from tests.launch.scripted import said
+from tests.launch.scripted import api_error
 
 EXPIRES = 1_795_300_000
-GONE = said("NOT_FOUND", "Resource 'projects/proj-x/locations/z/queuedResources/vit-b16-a1' was not found")
+GONE = api_error("NOT_FOUND", "Resource 'projects/proj-x/locations/z/queuedResources/vit-b16-a1' was not found")
 MANY = {"tpu": "v5e-16", "slices": 3, "zones": ("us-west4-a",)}
 
 

@@ -36,7 +36,7 @@ class Answer:
   sleep: float = 0.0
 
 
-def said(word: str, message: str = "scripted", code: int = 1) -> Answer:
+def api_error(word: str, message: str = "scripted", code: int = 1) -> Answer:
   """Returns the response of gcloud to an error of the API, with the text of SDK 528."""
   return Answer("", f"ERROR: (gcloud.compute.tpus.queued-resources.describe) {word}: {message}\n", code)
 

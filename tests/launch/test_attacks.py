@@ -30,7 +30,7 @@ from launch.states import Observation, State
 from tests.launch import cloud
 from tests.launch.descriptions import GONE, engine, item
 from tests.launch.launches import run as any_run
-from tests.launch.scripted import said
+from tests.launch.scripted import api_error
 
 NOW = 1e9
 FOUND = dict(run="vit", owner="alice", attempt=1, state=states.READY)
@@ -40,7 +40,7 @@ FOUND = dict(run="vit", owner="alice", attempt=1, state=states.READY)
 @pytest.mark.parametrize("verb", ["list", "delete"])
 def test_unexpected_statuses_are_unknown(tmp_path, program, answer, verb):
   program.answers("queued-resources", "describe", GONE if verb == "list" else item(cloud.run(), "ACTIVE"))
-  program.answers("queued-resources", verb, said(answer, "Resource projects/p/locations/Z"))
+  program.answers("queued-resources", verb, api_error(answer, "Resource projects/p/locations/Z"))
   made = engine(tmp_path)
   call = made.look if verb == "list" else made.delete
   if (answer, verb) == ("NOT_FOUND", "delete"):  # the resource no longer exists

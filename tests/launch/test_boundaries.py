@@ -11,7 +11,7 @@ from launch import decisions, errors, event_log, gcloud, removal, states
 from launch.errors import LaunchError, UnknownError
 from tests.launch import cloud
 from tests.launch.descriptions import item
-from tests.launch.scripted import Answer, said
+from tests.launch.scripted import Answer, api_error
 
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs/concepts/launcher.md"
 NAME = "vit-b16-a1"
@@ -121,18 +121,18 @@ def test_missing_temporary_directory_delays_a_request(engine, program, tmp_path,
   "text", [GONE.format("vit-b16-a10"), GONE.format("other"), "Resource 'projects/x' was not found", "no such thing"]
 )
 def test_absence_of_another_resource_is_ignored(engine, program, text):
-  program.answers("queued-resources", "describe", said("NOT_FOUND", text))
+  program.answers("queued-resources", "describe", api_error("NOT_FOUND", text))
   with pytest.raises((UnknownError, LaunchError)):
     engine.look(1)
 
 
 def test_absence_that_the_list_contradicts_is_ignored(engine, program):
-  program.answers("queued-resources", "describe", said("NOT_FOUND", GONE.format(NAME)))
+  program.answers("queued-resources", "describe", api_error("NOT_FOUND", GONE.format(NAME)))
   program.answers("queued-resources", "list", [NAMED])
   with pytest.raises(UnknownError, match="lists it"):
     engine.look(1)
   program.answers("queued-resources", "list", [])
-  program.answers("tpu-vm", "describe", said("NOT_FOUND", GONE.format(NAME)))
+  program.answers("tpu-vm", "describe", api_error("NOT_FOUND", GONE.format(NAME)))
   assert engine.look(1).state == "absent"
 
 

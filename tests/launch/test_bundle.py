@@ -76,9 +76,9 @@ def test_external_links_and_inner_repositories_are_skipped_and_named(tmp_path, c
   os.symlink(".git/config", root / "config")
   repositories.made(root / "inner")
   assert set(bundle.make_bundle(root).names) == set(repositories.FILES)
-  said = capsys.readouterr().err
-  assert all(f"{name} is a link to a path outside" in said for name in ("absolute", "relative", "config"))
-  assert "inner/ is another repository" in said
+  output = capsys.readouterr().err
+  assert all(f"{name} is a link to a path outside" in output for name in ("absolute", "relative", "config"))
+  assert "inner/ is another repository" in output
 
 
 KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----"

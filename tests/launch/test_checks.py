@@ -182,8 +182,8 @@ def test_vit_jax_checks_the_config_on_its_slice(tmp_path, monkeypatch, capsys):
   there = launches.run("qr", tpu="v3-8", args=(*words, "--config.data.path=gs://bkt/data"))
   found = checks.check_run(there, price=1.5, host_rate=1e4)
   assert "v3-8: fits" in texts(found, "note")[-2] and "cost: " in texts(found, "note")[-1]
-  said = capsys.readouterr()
-  assert texts(found, "note")[-1] in said.out and " 1 s" in said.err and "planning" in said.err
+  output = capsys.readouterr()
+  assert texts(found, "note")[-1] in output.out and " 1 s" in output.err and "planning" in output.err
 
 
 @pytest.mark.parametrize("text", ["", "x", "[1]", "{}", "[" * 10**5, "5"])

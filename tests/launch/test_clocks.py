@@ -36,7 +36,7 @@ def test_clock_that_is_set_back_does_not_delay_limits():
   world.until(lambda w: w.state.look == states.READY)
   world.ahead, before = 0.0, world.now
   world.until(lambda w: w.state.stage == states.DELETING)
-  assert world.now - before < run().limits.start + 60 and "no report within" in world.said[-1]
+  assert world.now - before < run().limits.start + 60 and "no report within" in world.output[-1]
 
 
 @pytest.mark.parametrize("bucket", [0.0, 1e9])

@@ -104,10 +104,10 @@ class Home:
   def until(self, condition, seconds=40):
     deadline = time.monotonic() + seconds
     while not condition():
-      assert time.monotonic() < deadline, self.said()
+      assert time.monotonic() < deadline, self.output()
       time.sleep(0.05)
 
-  def said(self):
+  def output(self):
     file = self.folder / "said"
     return file.read_text() if file.exists() else ""
 
@@ -120,22 +120,22 @@ class Home:
 
 
 def test_same_command_restarts_an_ended_run(home, monkeypatch):
-  code, said = home.launch(*home.words("--env=COLOUR=red blue"))
-  assert code == errors.DONE and "vit: done" in said and home.count() == 1, said
+  code, output = home.launch(*home.words("--env=COLOUR=red blue"))
+  assert code == errors.DONE and "vit: done" in output and home.count() == 1, output
   assert home.events(monkeypatch)[-3:] == ["done", "deleted", "end"]
-  code, said = home.launch("logs", "vit")
-  assert {f"[w0{w}] step {s} red blue" for w in (0, 1) for s in range(5)} <= set(said.splitlines())
-  code, said = home.launch("status", "vit")
-  assert code == 0 and "ended with 0: done" in said
-  code, said = home.launch(*home.words())
-  assert code == errors.DONE and "vit-a2" in said and home.count() == 2
+  code, output = home.launch("logs", "vit")
+  assert {f"[w0{w}] step {s} red blue" for w in (0, 1) for s in range(5)} <= set(output.splitlines())
+  code, output = home.launch("status", "vit")
+  assert code == 0 and "ended with 0: done" in output
+  code, output = home.launch(*home.words())
+  assert code == errors.DONE and "vit-a2" in output and home.count() == 2
 
 
 @pytest.mark.long
 def test_failing_program_ends_the_run_with_its_log_and_code(home):
-  code, said = home.launch(*home.words("--max-failures=2", job=["--code=1", "--steps=2"]))
-  assert code == errors.GAVE_UP and "ended with 1" in said and "    step 1" in said and home.count() == 2
-  code, said = home.launch(*home.words(job=["--code=44", "--steps=1"]))
+  code, output = home.launch(*home.words("--max-failures=2", job=["--code=1", "--steps=2"]))
+  assert code == errors.GAVE_UP and "ended with 1" in output and "    step 1" in output and home.count() == 2
+  code, output = home.launch(*home.words(job=["--code=44", "--steps=1"]))
   assert code == 44 and home.count() == 3
 
 
@@ -144,10 +144,10 @@ def test_another_watcher_continues_a_run_without_restarting_it(home, monkeypatch
   first = home.begin(*home.words(job=["--steps=40"]))
   first.send_signal(signal.SIGKILL)
   first.wait()
-  code, said = home.launch("adopt", "vit")
-  assert code == errors.DONE and home.count() == 1, said
-  code, said = home.launch("adopt", "vit")
-  assert code == errors.USAGE and "has ended (done), and has no machines. The same command continues" in said
+  code, output = home.launch("adopt", "vit")
+  assert code == errors.DONE and home.count() == 1, output
+  code, output = home.launch("adopt", "vit")
+  assert code == errors.USAGE and "has ended (done), and has no machines. The same command continues" in output
 
 
 @pytest.mark.long
@@ -155,21 +155,21 @@ def test_ctrl_c_keeps_the_run_and_names_the_commands_to_end_it(home):
   first = home.begin(*home.words(job=["--steps=200"]))
   first.send_signal(signal.SIGINT)
   assert first.wait(30) == errors.DETACHED
-  assert "launch adopt vit" in home.said() and "launch down vit" in home.said()
-  code, said = home.launch("ls")
-  assert code == 0 and "vit-a1" in said
+  assert "launch adopt vit" in home.output() and "launch down vit" in home.output()
+  code, output = home.launch("ls")
+  assert code == 0 and "vit-a1" in output
   assert home.launch("down", "vit")[0] == errors.USAGE  # it asks for confirmation, and standard input is empty
-  code, said = home.launch("down", "vit", "--yes")
-  assert code == 0 and "all its machines are deleted" in said
+  code, output = home.launch("down", "vit", "--yes")
+  assert code == 0 and "all its machines are deleted" in output
   assert "vit-a1" not in home.launch("ls")[1]
 
 
 @pytest.mark.long
 def test_second_watcher_is_refused_and_down_ends_the_first(home):
   first = home.begin(*home.words(job=["--steps=400"]))
-  code, said = home.launch("adopt", "vit")
-  assert code == errors.USAGE and "the run is watched by process" in said
-  code, said = home.launch(*home.words(job=["--steps=9"]))
+  code, output = home.launch("adopt", "vit")
+  assert code == errors.USAGE and "the run is watched by process" in output
+  code, output = home.launch(*home.words(job=["--steps=9"]))
   assert code == errors.USAGE
   assert home.launch("down", "vit", "--yes")[0] == 0
   assert first.wait(30) == errors.USAGE and home.count() == 1
@@ -178,12 +178,12 @@ def test_second_watcher_is_refused_and_down_ends_the_first(home):
 @pytest.mark.long
 def test_stopped_run_keeps_its_machines_for_a_restart(home):
   first = home.begin(*home.words(job=["--steps=300"]))
-  code, said = home.launch("stop", "vit")
-  assert code == 0 and "w00: 42" in said, said
+  code, output = home.launch("stop", "vit")
+  assert code == 0 and "w00: 42" in output, output
   assert first.wait(30) == errors.DETACHED
-  assert "vit-a1 is kept; delete it with" in home.said() and "billed" not in home.said()
-  code, said = home.launch("adopt", "vit")
-  assert code == errors.USAGE and "launch restart vit continues with its machines" in said
+  assert "vit-a1 is kept; delete it with" in home.output() and "billed" not in home.output()
+  code, output = home.launch("adopt", "vit")
+  assert code == errors.USAGE and "launch restart vit continues with its machines" in output
   process = home.begin("restart", "vit")
   home.until(lambda: home.count() == 2)
   assert home.launch("restart", "vit")[0] == 0  # during a watch
@@ -191,7 +191,7 @@ def test_stopped_run_keeps_its_machines_for_a_restart(home):
   assert home.launch("restart", "vit", "--fresh-vm")[0] == 0
   home.until(lambda: home.count() == 4)
   assert home.launch("down", "vit", "--yes")[0] == 0 and process.wait(30) != 0
-  assert "vit-a2" in home.said()
+  assert "vit-a2" in home.output()
 
 
 @pytest.mark.long
@@ -199,17 +199,17 @@ def test_other_arguments_do_not_change_an_active_run(home):
   first = home.begin(*home.words(job=["--steps=400"]))
   first.send_signal(signal.SIGKILL)
   first.wait()
-  code, said = home.launch(*home.words(job=["--steps=9"]))
-  assert code == errors.USAGE and "running with other arguments" in said
+  code, output = home.launch(*home.words(job=["--steps=9"]))
+  assert code == errors.USAGE and "running with other arguments" in output
   (home.code / "job.py").write_text(JOB + "\n")
-  code, said = home.launch(*home.words(job=["--steps=400"]))
-  assert code == errors.USAGE and "other code" in said
+  code, output = home.launch(*home.words(job=["--steps=400"]))
+  assert code == errors.USAGE and "other code" in output
 
 
 @pytest.mark.long
 def test_dry_run_writes_no_files(home):
-  code, said = home.launch(*home.words("--dry-run"))
-  assert code == 0 and said.count("launch.worker start") == 2
+  code, output = home.launch(*home.words("--dry-run"))
+  assert code == 0 and output.count("launch.worker start") == 2
   assert not home.workdir.exists() and not (home.folder / "state").exists()
 
 
@@ -217,15 +217,15 @@ def test_dry_run_writes_no_files(home):
 def test_ssh_returns_the_exit_code_and_report_has_a_total_time(home):
   home.launch(*home.words())
   assert home.launch("ssh", "vit", "-w", "1", "--", "sh", "-c", "exit 7")[0] == 7
-  code, said = home.launch("report", "vit", "--json")
-  table = json.loads(said)
+  code, output = home.launch("report", "vit", "--json")
+  table = json.loads(output)
   assert code == 0 and table["total"] > 0
 
 
 @pytest.mark.long
 def test_detached_run_is_watched_by_another_process(home):
-  code, said = home.launch(*home.words("--detach", job=["--steps=30"]))
-  assert code == 0 and "watched by process" in said
+  code, output = home.launch(*home.words("--detach", job=["--steps=30"]))
+  assert code == 0 and "watched by process" in output
   home.until(lambda: "ended with 0: done" in home.launch("status", "vit")[1])
   assert home.count() == 1
 
@@ -240,8 +240,8 @@ def test_remaining_machines_block_a_run_with_another_workdir(home, monkeypatch):
   book.append("end", book.state, code=13, text="")
   words = home.words()
   other = [word.replace(str(home.workdir), f"{home.workdir}-b") for word in words]
-  code, said = home.launch(*other)
-  assert code == errors.USAGE and "vit-a2 may still exist with another workdir" in said
+  code, output = home.launch(*other)
+  assert code == errors.USAGE and "vit-a2 may still exist with another workdir" in output
 
 
 @pytest.mark.long
@@ -253,6 +253,6 @@ def test_machine_without_an_event_log_blocks_another_run(home):
   kept = event_log.read_bytes()
   event_log.unlink()
   words = [word.replace(str(home.workdir), f"{home.workdir}-b") for word in home.words()]
-  code, said = home.launch(*words)
-  assert code == errors.USAGE and "vit-a1 exists" in said and "no event log here contains it" in said
+  code, output = home.launch(*words)
+  assert code == errors.USAGE and "vit-a1 exists" in output and "no event log here contains it" in output
   event_log.write_bytes(kept)

@@ -179,8 +179,8 @@ def test_crash_loop_ends_after_three_tries_and_names_its_first_cause(make, capsy
   cloud.crew(1, codes=((134, 1),))
   assert watch_to_end(cloud) == errors.GAVE_UP
   assert cloud.crews[0].tries == [1, 2, 3] and not cloud.everything()
-  said = capsys.readouterr().out
-  assert "w01" in said and "the log of 1" in said and cloud.made() == ["vit-a1"]
+  output = capsys.readouterr().out
+  assert "w01" in output and "the log of 1" in output and cloud.made() == ["vit-a1"]
 
 
 @pytest.mark.long

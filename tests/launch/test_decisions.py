@@ -49,7 +49,7 @@ def test_cloud_without_responses_does_not_change_the_run():
 def test_workers_without_a_report_are_named_and_replaced():
   world = World(run(), boot=1e9)
   world.until(lambda w: len(w.made) == 2)
-  assert "w00, w01, w02, w03: no report within" in world.said[1]
+  assert "w00, w01, w02, w03: no report within" in world.output[1]
   world.boot = 0.0
   assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1, 2]
 
@@ -81,7 +81,7 @@ def test_unreachable_host_is_restarted_in_place():
   world = World(run(), total=3000).until(running)
   world.silent = {2}
   world.until(lambda w: w.state.try_ == 2)
-  assert "no report of w02" in world.said[-1] and world.made == [1]
+  assert "no report of w02" in world.output[-1] and world.made == [1]
   world.silent = set()
   assert check_end(world.watch_to_end()) == errors.DONE and world.made == [1]
 
@@ -89,7 +89,7 @@ def test_unreachable_host_is_restarted_in_place():
 def test_second_hang_on_the_same_machines_replaces_them():
   world = World(run(), crash={3: (43, 20)}, every=1, total=1000)
   world.until(lambda w: w.state.try_ == 2 or len(w.made) > 1)
-  assert world.made == [1] and "w03 (h3) ended with 43" in world.said[-1]
+  assert world.made == [1] and "w03 (h3) ended with 43" in world.output[-1]
   world.crash = {3: (43, 60)}
   world.until(lambda w: len(w.made) == 2)
   world.crash = {}
@@ -222,7 +222,7 @@ def test_worker_with_an_unreadable_report_is_treated_as_silent():
   before = world.now
   world.hidden = {3}
   world.until(lambda w: w.state.try_ == 2)
-  assert "no report of w03" in world.said[-1] and 180 <= world.now - before < 240 and world.made == [1]
+  assert "no report of w03" in world.output[-1] and 180 <= world.now - before < 240 and world.made == [1]
 
 
 def test_refusal_of_the_cloud_ends_the_run_with_its_message():

@@ -34,7 +34,7 @@ def test_first_try_starts_without_an_order_with_one_coordinator(tmp_path):
     assert [report.exit for report in reports] == [0, 0, 0]
     assert {report.code for report in reports} == {lab.digest}
     assert all(abs(report.clock - time.time()) < 20 and report.host for report in reports)
-    variables = [json.loads(lab.said("variables", number)[0]) for number in range(3)]
+    variables = [json.loads(lab.output("variables", number)[0]) for number in range(3)]
     assert {each["VITJAX_COORDINATOR"] for each in variables} == {reports[0].address}
     assert [each["VITJAX_PROCESS"] for each in variables] == ["0", "1", "2"]
     kept = {"VITJAX_COORDINATOR", "VITJAX_PROCESSES", "VITJAX_PROCESS", "VITJAX_STATUS", "PYTHONUNBUFFERED", "HOME"}
@@ -59,7 +59,7 @@ def test_programs_start_if_all_workers_are_ready_and_restart_on_an_order(tmp_pat
       lab.wait(lambda report: (report.phase, report.try_) == (mailbox.EXITED, 3), number) for number in (0, 1)
     )
     assert second.address != first.address
-    assert len(lab.said("argv", count=2)) == 2
+    assert len(lab.output("argv", count=2)) == 2
     assert not zombies()
 
 
@@ -177,7 +177,7 @@ def test_arguments_arrive_unchanged(tmp_path):
   with Lab(tmp_path, args=args) as lab:
     lab.start(LC_ALL="C", LANG=None)
     lab.wait(mailbox.EXITED)
-    assert json.loads(lab.said("argv")[0]) == [*args]
+    assert json.loads(lab.output("argv")[0]) == [*args]
 
 
 def test_secrets_reach_only_the_program(tmp_path):
@@ -235,7 +235,7 @@ def test_worker_of_a_jobset_ends_with_the_code_of_its_program(tmp_path):
     assert worker.wait(20) == 4
     report = lab.report()
     assert (report.try_, report.exit, report.phase) == (3, 4, mailbox.EXITED)
-    variables = json.loads(lab.said("variables")[0])
+    variables = json.loads(lab.output("variables")[0])
     assert variables["TPU_WORKER_ID"] == "0" and variables["VITJAX_DEVICES"] == "8"
     assert variables["VITJAX_COORDINATOR"].rpartition(":")[2] in map(str, range(8476, 8483))
     (tmp_path / "by-itself").touch()

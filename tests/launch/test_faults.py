@@ -102,8 +102,8 @@ def test_longer_event_log_in_the_bucket_does_not_change_the_program(here, change
   assert EventLog("vit").run == here and len(EventLog("vit").events) == 3
   with pytest.raises(LaunchError, match="not confirmed"):
     commands.adopt(flags.parse_flags(["adopt", "vit"])[0])
-  said = capsys.readouterr().out
-  assert "module" in change or "program" in said
+  output = capsys.readouterr().out
+  assert "module" in change or "program" in output
   with Cloud() as cloud, Watcher(book.run, book, Engine(here, cloud)) as made:
     with pytest.raises(LaunchError, match="differs from the run that this machine started"):
       made.watch_to_end()
@@ -116,8 +116,8 @@ def test_run_described_only_in_the_bucket_requires_confirmation(here, tmp_path, 
   book = commands.open_event_log("vit", here.workdir)
   with pytest.raises(LaunchError, match="--yes"):
     commands.confirm_run(book)
-  said = capsys.readouterr().out
-  rows = dict(line.split(maxsplit=1) for line in said.splitlines()[1:])
+  output = capsys.readouterr().out
+  rows = dict(line.split(maxsplit=1) for line in output.splitlines()[1:])
   assert rows["backend"] == "local" and rows["code"] == "c" * 64 and rows["program"].startswith("train --workdir=")
   assert not event_log.list_runs()
   assert commands.confirm_run(book, yes=True).unconfirmed is None and EventLog("vit").run == here
@@ -222,7 +222,7 @@ def test_gc_reads_event_log_and_lease_again_before_a_removal(here, monkeypatch, 
 
     monkeypatch.setattr(listing, "_find_machines", slow)
     assert listing.gc(flags.parse_flags(["gc", "--yes"])[0]) == errors.DONE
-    assert "ORPHAN" in (said := capsys.readouterr().out) and "is not deleted" in said and cloud.live() == [1]
+    assert "ORPHAN" in (output := capsys.readouterr().out) and "is not deleted" in output and cloud.live() == [1]
     monkeypatch.setattr(listing, "_find_machines", found)
     lease = Lease(open_storage(here.folder), 60)
     lease.take()

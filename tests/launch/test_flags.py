@@ -172,8 +172,8 @@ def test_flag_names_in_messages_are_in_the_help(field, capsys):
 def test_help_shows_the_program_and_the_default_zones(capsys):
   with pytest.raises(SystemExit):
     flags.parse_flags(["run", "--help"])
-  said = " ".join(capsys.readouterr().out.split())
-  assert "run NAME [FLAGS] -- PROGRAM" in said and "europe-west4-a for v3" in said
+  output = " ".join(capsys.readouterr().out.split())
+  assert "run NAME [FLAGS] -- PROGRAM" in output and "europe-west4-a for v3" in output
 
 
 def test_two_capacities_are_refused():

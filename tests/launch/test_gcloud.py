@@ -7,7 +7,7 @@ import pytest
 
 from launch import gcloud
 from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, UnknownError
-from tests.launch.scripted import Answer, said
+from tests.launch.scripted import Answer, api_error
 
 DESCRIBE = gcloud.build_gcloud_command(
   "queued-resources", "describe", "vit-a1", project="proj-x", zone="europe-west4-a"
@@ -197,7 +197,9 @@ def test_each_flag_is_one_word():
   assert argv == ["gcloud", "alpha", "compute", "tpus", "a", "b", "c", "--node-id=-x y", "--spot", "--count=2"]
 
 
-@pytest.mark.parametrize("answer", [said("NOT_FOUND", "Resource 'vit-a1'"), said("INTERNAL"), said("nothing", code=2)])
+@pytest.mark.parametrize(
+  "answer", [api_error("NOT_FOUND", "Resource 'vit-a1'"), api_error("INTERNAL"), api_error("nothing", code=2)]
+)
 def test_failed_calls_are_not_repeated(program, answer):
   program.answers("queued-resources", "describe", answer)
   with pytest.raises((gcloud.AbsentError, UnknownError, LaunchError)):

@@ -26,9 +26,9 @@ def jobset(suspend=False, restarts=0, **conditions):
   value = manifests.make_jobset(launches.run("gke"), 1, EXPIRES)
   value["metadata"] |= {"uid": "u-1", "namespace": "default", "creationTimestamp": "2026-11-23T10:00:00Z"}
   value["spec"]["suspend"] = suspend
-  said = [{"type": key, "status": "True", "reason": reason, "message": f"{reason} said"}
+  output = [{"type": key, "status": "True", "reason": reason, "message": f"{reason} said"}
           for key, reason in conditions.items()]  # fmt: skip
-  return value | {"status": {"restarts": restarts, "conditions": said}}
+  return value | {"status": {"restarts": restarts, "conditions": output}}
 
 
 def pod(worker, phase="Running", restart=0, condition=None, waiting=None, **metadata):
@@ -93,7 +93,7 @@ def test_addresses_are_in_the_order_of_the_workers(script):
 
 
 def test_suspended_jobset_is_queued_with_the_reason_of_kueue(script):
-  said = {"status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": NO_QUOTA}]}}
+  output = {"status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": NO_QUOTA}]}}
   checks = [
     {"name": "dws", "state": "Pending", "message": "no machines yet"},
     {"name": "b", "state": "Ready", "message": "b"},
@@ -102,7 +102,7 @@ def test_suspended_jobset_is_queued_with_the_reason_of_kueue(script):
   checked = {"status": {"conditions": reserved, "admissionChecks": checks}}
   script.answers(f"get {JOBSETS}", jobset(suspend=True))
   unknown = complaint('error: the server doesn\'t have a resource type "workloads"')
-  script.answers("get workloads.kueue.x-k8s.io", items(said), items(checked), unknown)
+  script.answers("get workloads.kueue.x-k8s.io", items(output), items(checked), unknown)
   assert make_gke_engine().look(1) == states.MachineStatus(states.QUEUED, f"Kueue: {NO_QUOTA}")
   assert "--selector=kueue.x-k8s.io/job-uid=u-1" in script.calls[-1]
   assert make_gke_engine().look(1) == states.MachineStatus(states.QUEUED, "Kueue: reserved; no machines yet")

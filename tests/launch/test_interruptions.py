@@ -69,8 +69,8 @@ def test_event_log_in_another_form_does_not_hide_other_runs(here, form, capsys):
     book.append("intent", State(attempt=1, stage=WATCHING))
     path.write_text(path.read_text().replace('"attempt": 1, "try_"', '"attempt": "1", "try_"'))
   assert listing.ls(flags.parse_flags(["ls"])[0]) in (errors.DONE, errors.UNKNOWN)
-  said = capsys.readouterr()
-  assert "vit-a1" in said.out and ("odd" in said.out + said.err or form == "garbage")
+  output = capsys.readouterr()
+  assert "vit-a1" in output.out and ("odd" in output.out + output.err or form == "garbage")
 
 
 def test_down_deletes_machines_named_in_an_unreadable_event_log(here, monkeypatch, capsys):

@@ -54,8 +54,8 @@ def test_active_run_is_listed_and_not_deleted(cloud, capsys):
     "ready",
   )
   assert row["step"] >= 0 and row["kind"] == "v3-32" and row["location"] == "europe-west4-a"
-  code, said = run_gc(capsys, "--yes")
-  assert code == errors.DONE and "no machine is to be deleted" in said and cloud.states()
+  code, output = run_gc(capsys, "--yes")
+  assert code == errors.DONE and "no machine is to be deleted" in output and cloud.states()
 
 
 @pytest.mark.long
@@ -70,10 +70,10 @@ def test_empty_list_is_reported_in_words(cloud, capsys):
 def test_suspended_machine_is_deleted_only_with_yes(cloud, capsys):
   begin(cloud)
   cloud.preempt("vit-a1")
-  code, said = run_gc(capsys)
-  assert "SUSPENDED" in said and "without --yes" in said and cloud.everything()
-  code, said = run_gc(capsys, "--yes")
-  assert code == errors.DONE and "deleted" in said and not cloud.states()
+  code, output = run_gc(capsys)
+  assert "SUSPENDED" in output and "without --yes" in output and cloud.everything()
+  code, output = run_gc(capsys, "--yes")
+  assert code == errors.DONE and "deleted" in output and not cloud.states()
 
 
 @pytest.mark.long
@@ -106,7 +106,9 @@ def test_another_user_sees_machines_and_does_not_delete_them(cloud, capsys, monk
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
   assert run_ls(capsys)[1]["resources"] == []
   listing.ls(flags.parse_flags(["ls", "--project=proj-x"])[0])
-  assert "no machines of yours" in (said := capsys.readouterr().out) and "1 of alice" in said and "you are bob" in said
+  assert (
+    "no machines of yours" in (output := capsys.readouterr().out) and "1 of alice" in output and "you are bob" in output
+  )
   assert len(run_ls(capsys, "--all-users")[1]["resources"]) == 1
 
 
@@ -117,8 +119,8 @@ def test_unreachable_zone_is_unknown_and_not_empty(cloud, capsys):
   assert code == errors.UNKNOWN and "europe-west4-a" in found["unknown"]
   (row,) = found["resources"]
   assert (row["name"], row["state"]) == ("vit-a1", "not listed")
-  code, said = run_gc(capsys, "--yes")
-  assert code == errors.UNKNOWN and "in the locations that answered, no machine is to be deleted" in said
+  code, output = run_gc(capsys, "--yes")
+  assert code == errors.UNKNOWN and "in the locations that answered, no machine is to be deleted" in output
 
 
 @pytest.mark.long
@@ -126,17 +128,17 @@ def test_unconfirmed_deletion_ends_with_exit_code_13_and_the_command(cloud, caps
   begin(cloud)
   cloud.preempt("vit-a1")
   cloud.keep()
-  code, said = run_gc(capsys, "--yes")
-  assert code == errors.BILLING and "gcloud compute tpus queued-resources delete vit-a1" in said
+  code, output = run_gc(capsys, "--yes")
+  assert code == errors.BILLING and "gcloud compute tpus queued-resources delete vit-a1" in output
 
 
 @pytest.mark.long
 def test_status_shows_events_and_workers(cloud, capsys):
   begin(cloud)
   assert listing.status(flags.parse_flags(["status", "vit"])[0]) == errors.DONE
-  said = capsys.readouterr().out
-  assert "vit  qr v3-32  running" in said and "it has no watcher; continue with: python -m launch adopt vit" in said
-  assert "intent" in said and "w03  h3" in said and "step" in said
+  output = capsys.readouterr().out
+  assert "vit  qr v3-32  running" in output and "it has no watcher; continue with: python -m launch adopt vit" in output
+  assert "intent" in output and "w03  h3" in output and "step" in output
   listing.status(flags.parse_flags(["status", "vit", "--json"])[0])
   values = json.loads(capsys.readouterr().out)
   assert len(values["workers"]) == 4 and values["state"]["attempt"] == 1
@@ -148,5 +150,5 @@ def test_unreadable_event_log_does_not_hide_other_runs(cloud, capsys):
   book = EventLog("odd")
   book.append("intent", State(attempt=1, stage=WATCHING), location="x")
   listing.ls(flags.parse_flags(["ls", "--project=proj-x"])[0])
-  said = capsys.readouterr()
-  assert "vit-a1" in said.out and "odd" in said.err
+  output = capsys.readouterr()
+  assert "vit-a1" in output.out and "odd" in output.err

@@ -33,8 +33,8 @@ def run_launch(monkeypatch, capsys, *words):
 
 @pytest.mark.parametrize("verb", ["status", "logs", "stop", "down", "ssh", "restart", "adopt", "report"])
 def test_unknown_run_is_reported_in_one_line(monkeypatch, capsys, verb):
-  code, said = run_launch(monkeypatch, capsys, verb, "nobody")
-  assert code == errors.USAGE and "this machine has no such run" in said.err and said.err.count("\n") == 1
+  code, output = run_launch(monkeypatch, capsys, verb, "nobody")
+  assert code == errors.USAGE and "this machine has no such run" in output.err and output.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_error_ends_with_its_code_and_one_line(monkeypatch, capsys, error, code,
     raise error
 
   monkeypatch.setattr(listing, "ls", fail)
-  found, said = run_launch(monkeypatch, capsys, "ls")
-  assert found == code and text in said.err and said.err.count("\n") == 1
+  found, output = run_launch(monkeypatch, capsys, "ls")
+  assert found == code and text in output.err and output.err.count("\n") == 1
 
 
 def test_run_is_rendered_in_all_three_formats(monkeypatch, capsys):
@@ -60,19 +60,19 @@ def test_run_is_rendered_in_all_three_formats(monkeypatch, capsys):
   words += ["--cluster=c"]
   run = ["--", "vit_jax.train", "--config=c.py", "--workdir=gs://bkt/a"]
   for flags, text in (([], "kind: JobSet"), (["--xpk"], "xpk workload create"), (["--skypilot"], "accelerators:")):
-    code, said = run_launch(monkeypatch, capsys, "render", *words, *flags, *run)
-    assert code == 0 and text in said.out
+    code, output = run_launch(monkeypatch, capsys, "render", *words, *flags, *run)
+    assert code == 0 and text in output.out
 
 
 @pytest.mark.parametrize("words", [["--backend=local"], ["--backend=local", "--skypilot"], ["--backend=qr"]])
 def test_unsupported_format_is_refused_with_the_supported_formats(monkeypatch, capsys, words):
   place = ["--tpu=v3-32", "--project=my-project"] * ("--backend=qr" in words)
   run = ["--", "vit_jax.train", "--config=c.py", "--workdir=gs://bkt/a"]
-  code, said = run_launch(monkeypatch, capsys, "render", "vit", *words, *place, *run)
-  assert code == errors.USAGE and not said.out
-  assert "JobSets are for gke, --xpk and --skypilot for gke and qr" in said.err
+  code, output = run_launch(monkeypatch, capsys, "render", "vit", *words, *place, *run)
+  assert code == errors.USAGE and not output.out
+  assert "JobSets are for gke, --xpk and --skypilot for gke and qr" in output.err
 
 
 def test_empty_list_is_reported(monkeypatch, capsys):
-  code, said = run_launch(monkeypatch, capsys, "ls")
-  assert code == 0 and said.out.startswith("no machines and no unfinished runs\n")
+  code, output = run_launch(monkeypatch, capsys, "ls")
+  assert code == 0 and output.out.startswith("no machines and no unfinished runs\n")

@@ -121,15 +121,15 @@ def test_invalid_status_file_is_ignored(child, tmp_path, text):
 
 @pytest.mark.parametrize("child", ["sleep 60"], indirect=True)
 @pytest.mark.parametrize(
-  "said, reported",
+  "output, reported",
   [
     ('{"step": 2000000000000000000, "began": true, "doing": 7}', (-1, -1, "")),
     ('{"step": -3, "began": 1e999, "doing": "\\ud800 \\udcff"}', (-1, -1, "? \udcff")),
     ('{"step": ' + "9" * 400 + ', "began": 4, "asked": true, "phase": "ended"}', (-1, 4, "")),
   ],
 )
-def test_invalid_progress_values_are_replaced(child, tmp_path, said, reported):
-  (tmp_path / "s.json").write_text(said)
+def test_invalid_progress_values_are_replaced(child, tmp_path, output, reported):
+  (tmp_path / "s.json").write_text(output)
   child.read_progress()
   assert tuple(child.progress.values()) == reported
   mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).report(mailbox.WorkerReport(0, **child.progress))

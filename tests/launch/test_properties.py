@@ -119,8 +119,8 @@ class Launcher(stateful.RuleBasedStateMachine):
       u.tick(1.0)
       code = u.down(0)
       u.tick(60)
-      assert code == errors.DONE or isinstance(code, Exception), (code, u.said[-2000:])
-      assert not u.live(), u.said[-2000:]
+      assert code == errors.DONE or isinstance(code, Exception), (code, u.output[-2000:])
+      assert not u.live(), u.output[-2000:]
       with u.on(0):
         assert not EventLog("vit", u.storage("")).list_remaining()
     finally:

@@ -7,7 +7,7 @@ from launch.errors import DENIED, NO_CAPACITY, USAGE, LaunchError, UnknownError
 from launch.states import ABSENT, DELETING, FAILED, LOST, QUEUED, READY, REPAIRING, STARTING
 from tests.launch import cloud
 from tests.launch.descriptions import EXPIRES, MANY, engine, flags, item, labels, node
-from tests.launch.scripted import Answer, said
+from tests.launch.scripted import Answer, api_error
 
 # Requests.
 
@@ -86,7 +86,7 @@ def test_unpublished_attempt_is_not_requested(tmp_path, program):
 
 def test_existing_resource_of_the_same_attempt_is_accepted(tmp_path, program):
   made = engine(tmp_path)
-  program.answers("queued-resources", "create", said("ALREADY_EXISTS"))
+  program.answers("queued-resources", "create", api_error("ALREADY_EXISTS"))
   program.answers("queued-resources", "describe", item(cloud.run(), "ACCEPTED"))
   made.create(1, EXPIRES)
   assert program.verbs() == [f"queued-resources {verb} vit-b16-a1" for verb in ("create", "describe")]
@@ -106,7 +106,7 @@ def test_resource_of_another_run_is_neither_used_nor_deleted(tmp_path, program, 
   theirs = item(cloud.run(**(other or {})), "ACTIVE", name="vit-b16-a1")
   if other is None:
     theirs["tpu"]["nodeSpec"][0]["node"]["labels"] = {"team": "speech"}
-  program.answers("queued-resources", "create", said("ALREADY_EXISTS"))
+  program.answers("queued-resources", "create", api_error("ALREADY_EXISTS"))
   program.answers("queued-resources", "describe", theirs)
   with pytest.raises(LaunchError, match=whose) as caught:
     made.create(1, EXPIRES)
@@ -133,7 +133,9 @@ def test_quota_error_names_the_resources_that_use_it(tmp_path, program):
   other = item(run, "FAILED", name="speech-1")
   other["tpu"]["nodeSpec"][0]["node"]["labels"] = {}
   listed = [item(run, "SUSPENDED", name="old-a3"), item(run, "ACTIVE", name="new-a1"), other]
-  program.answers("queued-resources", "create", said("RESOURCE_EXHAUSTED", "Quota limit 'TPUV3s' has been exceeded."))
+  program.answers(
+    "queued-resources", "create", api_error("RESOURCE_EXHAUSTED", "Quota limit 'TPUV3s' has been exceeded.")
+  )
   program.answers("queued-resources", "list", listed)
   with pytest.raises(LaunchError) as caught:
     engine(tmp_path).create(1, EXPIRES)
@@ -143,9 +145,11 @@ def test_quota_error_names_the_resources_that_use_it(tmp_path, program):
   assert "new-a1" not in text
 
 
-@pytest.mark.parametrize("listed", [[], said("UNAVAILABLE")])
+@pytest.mark.parametrize("listed", [[], api_error("UNAVAILABLE")])
 def test_quota_error_is_kept_if_no_resources_can_be_named(tmp_path, program, listed):
-  program.answers("queued-resources", "create", said("RESOURCE_EXHAUSTED", "Quota limit 'TPUV3s' has been exceeded."))
+  program.answers(
+    "queued-resources", "create", api_error("RESOURCE_EXHAUSTED", "Quota limit 'TPUV3s' has been exceeded.")
+  )
   program.answers("queued-resources", "list", listed)
   with pytest.raises(LaunchError, match=r"no suspended|could not be listed: .*UNAVAILABLE") as caught:
     engine(tmp_path).create(1, EXPIRES)
@@ -155,12 +159,12 @@ def test_quota_error_is_kept_if_no_resources_can_be_named(tmp_path, program, lis
 @pytest.mark.parametrize(
   ("answer", "kind", "code"),
   [
-    (said("RESOURCE_EXHAUSTED", "There is no more capacity in the zone"), LaunchError, NO_CAPACITY),
-    (said("PERMISSION_DENIED"), LaunchError, DENIED),
-    (said("INVALID_ARGUMENT"), LaunchError, USAGE),
-    (said("NOT_FOUND", "Resource 'networks/n' was not found"), LaunchError, USAGE),
-    (said("", "bad flag", 2), LaunchError, USAGE),
-    (said("INTERNAL"), UnknownError, None),
+    (api_error("RESOURCE_EXHAUSTED", "There is no more capacity in the zone"), LaunchError, NO_CAPACITY),
+    (api_error("PERMISSION_DENIED"), LaunchError, DENIED),
+    (api_error("INVALID_ARGUMENT"), LaunchError, USAGE),
+    (api_error("NOT_FOUND", "Resource 'networks/n' was not found"), LaunchError, USAGE),
+    (api_error("", "bad flag", 2), LaunchError, USAGE),
+    (api_error("INTERNAL"), UnknownError, None),
     (Answer("<html>"), UnknownError, None),
   ],
 )
@@ -221,7 +225,7 @@ def test_failed_queued_resource_has_its_reason(tmp_path, program):
 
 
 @pytest.mark.parametrize(
-  "answer", [said("INTERNAL"), said("UNAVAILABLE"), Answer("{"), Answer(""), Answer("[]"), Answer("{}")]
+  "answer", [api_error("INTERNAL"), api_error("UNAVAILABLE"), Answer("{"), Answer(""), Answer("[]"), Answer("{}")]
 )
 @pytest.mark.parametrize("group", ["queued-resources", "tpu-vm"])
 def test_invalid_response_is_never_an_absence(tmp_path, program, group, answer):
@@ -232,7 +236,7 @@ def test_invalid_response_is_never_an_absence(tmp_path, program, group, answer):
 
 
 def test_expired_credentials_are_reported(tmp_path, program):
-  program.answers("queued-resources", "describe", said("UNAUTHENTICATED"))
+  program.answers("queued-resources", "describe", api_error("UNAUTHENTICATED"))
   with pytest.raises(LaunchError, match="gcloud auth login") as caught:
     engine(tmp_path).look(1)
   assert caught.value.code == DENIED

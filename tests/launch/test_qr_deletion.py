@@ -8,7 +8,7 @@ from launch.errors import UnknownError
 from launch.states import ABSENT, DELETING, LOST
 from tests.launch import cloud
 from tests.launch.descriptions import GONE, MANY, engine, item, node
-from tests.launch.scripted import Answer, said
+from tests.launch.scripted import Answer, api_error
 
 # Deletions.
 
@@ -17,7 +17,7 @@ def test_attempt_is_absent_only_without_its_nodes(tmp_path, program):
   made, run = engine(tmp_path, **MANY), cloud.run(**MANY)
   program.answers("queued-resources", "describe", GONE)
   for name in (f"vit-b16-a1-{number}" for number in range(3)):
-    program.answers("tpu-vm", "describe", said("NOT_FOUND", f"Resource 'nodes/{name}' was not found"), name=name)
+    program.answers("tpu-vm", "describe", api_error("NOT_FOUND", f"Resource 'nodes/{name}' was not found"), name=name)
   assert made.look(1).state == ABSENT
   program.answers("tpu-vm", "describe", node(run, "vit-b16-a1-1"), name="vit-b16-a1-1")
   look = made.look(1)
@@ -78,7 +78,7 @@ def test_resource_that_vanishes_during_deletion_is_accepted(tmp_path, program):
 
 def test_deletion_without_a_response_is_unknown(tmp_path, program):
   program.answers("queued-resources", "describe", item(cloud.run(), "ACTIVE"))
-  program.answers("queued-resources", "delete", said("INTERNAL"))
+  program.answers("queued-resources", "delete", api_error("INTERNAL"))
   with pytest.raises(UnknownError):
     engine(tmp_path).delete(1)
 
@@ -113,13 +113,13 @@ def test_inventory_has_launch_resources_and_leaked_nodes(tmp_path, program):
 def test_unreachable_zone_is_not_empty(tmp_path, program, group):
   program.answers("queued-resources", "list", [item(cloud.run(), "ACTIVE")])
   program.answers("tpu-vm", "list", [])
-  program.answers(group, "list", said("UNAVAILABLE"))
+  program.answers(group, "list", api_error("UNAVAILABLE"))
   found, failures = engine(tmp_path).inventory(("europe-west4-a",))
   assert list(failures) == ["europe-west4-a"] and "UNAVAILABLE" in failures["europe-west4-a"]
   assert len(found) == (group == "tpu-vm")
 
 
-@pytest.mark.parametrize("answer", [said("PERMISSION_DENIED"), said("INTERNAL"), [], GONE])
+@pytest.mark.parametrize("answer", [api_error("PERMISSION_DENIED"), api_error("INTERNAL"), [], GONE])
 def test_inventory_is_unknown_without_the_list_of_zones(tmp_path, program, answer):
   program.answers("locations", "list", answer)
   found, failures = engine(tmp_path).inventory(())

@@ -175,6 +175,6 @@ def test_shell_runs_words_unchanged_and_returns_their_exit_code(server, tmp_path
   # The command is killed by a signal. ssh would end with 255, and gcloud would retry ten times, but 134 is returned.
   argv = made.shell(1, 1, ["sh", "-c", 'printf "%s\\0" "$@"; kill -ABRT $$', "sh", *words])
   result = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL)
-  said = result.stdout[result.stdout.rindex(b"+\n") + 2 :] if b"SHA256" in result.stdout else result.stdout
+  output = result.stdout[result.stdout.rindex(b"+\n") + 2 :] if b"SHA256" in result.stdout else result.stdout
   assert result.returncode == 134, result.stderr
-  assert said.decode().split("\0")[:-1] == words
+  assert output.decode().split("\0")[:-1] == words

@@ -125,8 +125,10 @@ def test_trial_with_unconfirmed_deletions_has_failed(tmp_path, monkeypatch, caps
   write(tmp_path / "t", make_line("ready"))
   (tmp_path / "t/result.json").write_text("{}")
   assert sweep.run_trials([trial], args(), lambda run: ["sh", "-c", "exit 13"], set()) == [trial]
-  said = capsys.readouterr().out
-  assert "s-t00: running already, and watched again" in said and "started" not in said and "failed with 13" in said
+  output = capsys.readouterr().out
+  assert (
+    "s-t00: running already, and watched again" in output and "started" not in output and "failed with 13" in output
+  )
 
 
 @pytest.mark.parametrize(("code", "kept"), [(13, False), (0, False), (0, True)])
@@ -139,8 +141,8 @@ def test_sweep_reports_machines_that_may_remain(tmp_path, monkeypatch, capsys, c
     write(tmp_path / "t", make_line("end", code=12, state=state))
   ended = sweep.sweep(launches.run(name="s", module="vit_jax.sweep"), args(), lambda run: ["sh", "-c", f"exit {code}"])
   assert ended == (GAVE_UP if kept else BILLING)
-  said = capsys.readouterr().out
-  assert (f"launch down s-t00 --workdir={tmp_path}/t" in said) != kept
+  output = capsys.readouterr().out
+  assert (f"launch down s-t00 --workdir={tmp_path}/t" in output) != kept
 
 
 @pytest.mark.parametrize(

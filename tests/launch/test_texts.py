@@ -59,8 +59,8 @@ def test_unsupported_settings_of_another_launcher_are_listed(form):
 
 def test_xpk_supports_only_one_zone_and_no_reservation():
   run = launches.run("qr", zones=("us-central1-a", "us-central1-b"), capacity="reserved", runtime_version="other")
-  said = manifests.build_xpk_command(run).splitlines()[0]
-  assert all(word in said for word in ("--zone (except the first zone)", "--reserved", "--runtime-version"))
+  output = manifests.build_xpk_command(run).splitlines()[0]
+  assert all(word in output for word in ("--zone (except the first zone)", "--reserved", "--runtime-version"))
 
 
 letters = strategies.text(strategies.characters(codec="utf-8"), max_size=8)

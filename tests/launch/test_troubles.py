@@ -87,7 +87,7 @@ def test_run_completes_on_an_unreliable_bucket(tmp_path, bucket_server):
       lab.starts()
       assert [lab.wait(mailbox.EXITED, number, 60).exit for number in range(2)] == [0, 0]
       lab.wait(lambda _: "try 1 ended" in lab.text(), seconds=60)
-    assert lab.said("variables")
+    assert lab.output("variables")
     pieces = lab.mailbox.list_pieces(0)
     assert len(pieces) > 2
     assert lab.text().count("x" * 600_000) == 1
@@ -98,7 +98,7 @@ def test_program_has_a_home_even_if_the_worker_has_none(tmp_path):
   with Lab(tmp_path) as lab:
     lab.start(HOME=None)
     lab.wait(mailbox.EXITED)
-    assert os.path.isdir(json.loads(lab.said("variables")[0])["HOME"])
+    assert os.path.isdir(json.loads(lab.output("variables")[0])["HOME"])
 
 
 @pytest.mark.long

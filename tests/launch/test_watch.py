@@ -142,7 +142,7 @@ def test_late_resource_without_a_response_ends_with_exit_code_13(run, capsys, mo
     assert watch_from_start(run, cloud) == errors.DONE  # only a note, because the run has no pending requests
     (event_log.get_log_directory() / "vit.jsonl").unlink(), open_storage(run.folder).delete(event_log.COPY)
     assert watch_with_a_late_request(run, cloud, 0.0) == errors.BILLING
-  assert "memory did not report" in (said := capsys.readouterr().out) and "remove vit-a" in said
+  assert "memory did not report" in (output := capsys.readouterr().out) and "remove vit-a" in output
 
 
 def test_full_disk_after_the_creation_does_not_end_the_run(run, capsys, monkeypatch):

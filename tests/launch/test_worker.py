@@ -134,7 +134,7 @@ def test_idle_tpu_vm_deletes_itself(tmp_path, server):
     assert (report.phase, report.exit) == (mailbox.ENDED, 0)
     assert "limits.idle" in report.detail and "the machine is deleted" in report.detail
     assert len(list_deletions(server)) == 2
-    variables = json.loads(lab.said("variables")[0])
+    variables = json.loads(lab.output("variables")[0])
     assert variables["VITJAX_DEVICES"] == "8"
     assert variables["VITJAX_COORDINATOR"].partition(":")[0] == "127.0.0.1"
 

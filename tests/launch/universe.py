@@ -35,7 +35,7 @@ class Universe:
     self.queue, self.provision, self.removal = 30.0, 60.0, 30.0
     self.skews, self.clocks, self.watches = [0.0, 0.0], [ServiceClock(), ServiceClock()], [None, None]
     self._nested = False
-    self.said, self.downs = "", False
+    self.output, self.downs = "", False
     self._folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     args = ("--config=c.py", "--workdir=gs://bkt/a")
     self.run = spec.check_and_complete(
@@ -183,7 +183,7 @@ class Universe:
       try:
         yield
       finally:
-        self.said += output.getvalue()
+        self.output += output.getvalue()
         self.kill_at = 0
 
   def attempt(self, laptop: int, act: Callable[[], object]) -> object:
@@ -195,7 +195,7 @@ class Universe:
         self.watches[laptop] = None
         return "killed"
       except (UnknownError, LaunchError) as error:
-        self.said += f"error: {error}\n"
+        self.output += f"error: {error}\n"
         return error
 
   def start(self, laptop: int, force: bool = False, begin: bool = False) -> None:

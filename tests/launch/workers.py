@@ -118,7 +118,7 @@ class Lab:
     pieces = (self.storage.read(name) for name in self.mailbox.list_pieces(worker))
     return b"".join(piece.content for piece in pieces).decode()
 
-  def said(self, word, worker=0, count=1):
+  def output(self, word, worker=0, count=1):
     """Waits until the program has printed `count` lines that start with a word, and returns the rest of these lines."""
     lines, deadline = [], time.monotonic() + 20
     while len(lines) < count:

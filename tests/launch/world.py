@@ -61,7 +61,7 @@ class World:
     self.now, self.state = 1e9, State()
     self.ahead = self.bucket = 0.0  # seconds by which the watcher's clock is ahead; time of the bucket, 0 if unknown
     self.machines, self.reports, self.orders = {}, {}, {}
-    self.made, self.most, self.notes, self.said = [], 0, [], []
+    self.made, self.most, self.notes, self.output = [], 0, [], []
     self.asked = {"create": [], "delete": []}  # times of the requests
     self.silent, self.frozen, self.unreadable, self.hidden = set(), set(), set(), set()
     self.look_fails = self.create_fails = self.create_lost = self.delete_fails = self.delete_ignored = 0
@@ -189,7 +189,7 @@ class World:
       self.orders[state.attempt] = action.order
     else:
       self.notes.append(action.event)
-      self.said.append(action.text)
+      self.output.append(action.text)
 
   def step(self) -> None:
     """Observes, decides, acts, and advances time."""

@@ -181,11 +181,11 @@ def test_window_attention_has_distances_but_no_rollout():
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_model_without_attention_has_filters_and_explains_the_rest(family):
-  name, args, side, says = OTHERS[family]
+  name, args, side, message = OTHERS[family]
   model = predictor(name, args, side)
   found = inside.inspect_model(model, squares(side))
   assert found.filters.shape[-1] == 3 and found.similarity is None and found.distance is None
-  assert says in found.absent["similarity"] and found.absent["rollout"] == f"{name} has no attention."
+  assert message in found.absent["similarity"] and found.absent["rollout"] == f"{name} has no attention."
   chapter = inside.make_chapter(model, [(picture, []) for picture in squares(side)])
   assert [type(part) for part in chapter.parts] == [page.Gallery, page.Paragraph]
   assert chapter.parts[1].text.splitlines() == [found.absent["similarity"], found.absent["rollout"]]

@@ -78,8 +78,12 @@ def test_numbers_of_a_chapter_match_scikit_learn(images, classes, present):
     assert int(row["images"]) == wrong[i, j] and row["of the label's"] == percent(wrong[i, j] / matrix[i].sum())
   for row in rows:
     most = max([wrong.get((names.index(row["class"]), j), 0) for j in range(classes)])
-    said = re.fullmatch(r"(class \d+) \((\d+)\)", row["most often predicted as"])
-    assert said is None if most == 0 else wrong[names.index(row["class"]), names.index(said[1])] == most == int(said[2])
+    output = re.fullmatch(r"(class \d+) \((\d+)\)", row["most often predicted as"])
+    assert (
+      output is None
+      if most == 0
+      else wrong[names.index(row["class"]), names.index(output[1])] == most == int(output[2])
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 20, 21, 50, 51, 300])
@@ -169,8 +173,8 @@ def test_images_with_several_labels_have_no_matrix_but_any_label_counts():
   pairs = collections.Counter()
   for labels, best in zip(sets, guess, strict=True):
     pairs.update((one, best) for one in labels if best not in labels)
-  said = reading.table(chapter, "Most frequent confusions")
-  assert [int(row["images"]) for row in said] == [count for _, count in pairs.most_common(20)]
+  output = reading.table(chapter, "Most frequent confusions")
+  assert [int(row["images"]) for row in output] == [count for _, count in pairs.most_common(20)]
   figures = {row["figure"]: row["value"] for row in reading.table(chapter, "Figures")}
   assert figures["average_precision"] == percent(metrics.compute_metrics(predictions, 12)["average_precision"])
   assert ", class" in " ".join(line for p in reading.named(chapter, "Least certain").pictures for line in p.lines)

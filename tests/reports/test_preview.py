@@ -21,7 +21,7 @@ def test_sheet_of_the_digits_has_matching_numbers(tmp_path, capsys):
   path = tmp_path / "a.png"
   words = f"--show={runs.ROOT}/configs/digits.py --config.batch=20 --config.task.loss=sigmoid --out={path}"
   prepare.main(words.split())
-  said = capsys.readouterr().out
+  output = capsys.readouterr().out
   assert cv2.imread(str(path)).shape[1] == preview_sheet.WIDTH
   numbers = json.loads(path.with_suffix(".json").read_text())
   source = catalog.open_split(schema.Choice("digits", {}), "train")
@@ -33,7 +33,7 @@ def test_sheet_of_the_digits_has_matching_numbers(tmp_path, capsys):
     label = str(labels[example["record"]])
     assert example["labels"] == [label] and example["target"] == [{"class": label, "share": 1.0}]
   most = max(collections.Counter(labels).values())
-  assert "10 classes in all 1,437 images" in said and f" {most}" in said and str(path) in said
+  assert "10 classes in all 1,437 images" in output and f" {most}" in output and str(path) in output
   assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "a.png"]
 
 

@@ -26,9 +26,9 @@ def test_bins_match_a_loop(images):
   for low in range(15):
     held = [i for i in range(images) if low / 15 < predictions.confidence[i] <= (low + 1) / 15]
     if held:
-      said, true = np.mean(predictions.confidence[held], dtype=np.float64), np.mean(right[held])
-      error += len(held) / images * abs(said - true)
-      expected.append([f"{len(held):,}", f"{100 * said:.2f} %", f"{100 * true:.2f} %"])
+      output, true = np.mean(predictions.confidence[held], dtype=np.float64), np.mean(right[held])
+      error += len(held) / images * abs(output - true)
+      expected.append([f"{len(held):,}", f"{100 * output:.2f} %", f"{100 * true:.2f} %"])
   rows = reading.table(chapter, "Bins of confidence")
   assert [[row[key] for key in ("images", "mean", "right")] for row in rows] == expected
   about = reading.named(chapter, "Calibration").about

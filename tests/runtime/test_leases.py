@@ -121,10 +121,10 @@ def test_removed_workdir_ends_the_run(bucket, short, ends):
 
 
 @pytest.mark.parametrize(
-  ("trouble", "says"), [({"refused": True}, "denied access"), ({"away": True}, "has not responded")]
+  ("trouble", "expected_message"), [({"refused": True}, "denied access"), ({"away": True}, "has not responded")]
 )
 def test_lease_thread_ends_the_run_if_the_bucket_is_unavailable(
-  bucket_server, bucket, short, ends, monkeypatch, trouble, says
+  bucket_server, bucket, short, ends, monkeypatch, trouble, expected_message
 ):
   monkeypatch.setenv("VITJAX_PATIENCE", "1")
   with hold_lease(bucket, ends):
@@ -135,7 +135,9 @@ def test_lease_thread_ends_the_run_if_the_bucket_is_unavailable(
     ((code, message),) = ends
   assert code == runtime.EXIT_CONFIG
   assert (
-    message.startswith("error: gs://bkt") and says in message and "The last complete checkpoint is unchanged" in message
+    message.startswith("error: gs://bkt")
+    and expected_message in message
+    and "The last complete checkpoint is unchanged" in message
   )
 
 

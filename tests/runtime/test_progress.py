@@ -22,18 +22,18 @@ def status(tmp_path, monkeypatch):
 
 def test_changes_are_written_at_most_once_a_second(status):
   file, now = status
-  said = progress.ProgressFile()
-  said.say(3, "step", 3)
+  output = progress.ProgressFile()
+  output.say(3, "step", 3)
   assert json.loads(file.read_text()) == {"step": 3, "began": 3, "doing": "step", "polls": 3}
   now[0] += 0.5
-  said.say(4, "step", 4)
+  output.say(4, "step", 4)
   assert json.loads(file.read_text())["step"] == 3
   now[0] += 0.6
-  said.say(4, "step", 4)
+  output.say(4, "step", 4)
   assert json.loads(file.read_text()) == {"step": 4, "began": 3, "doing": "step", "polls": 4}
   written = file.stat().st_mtime_ns
   now[0] += 5
-  said.say(4, "step", 4)  # no change
+  output.say(4, "step", 4)  # no change
   assert file.stat().st_mtime_ns == written
   assert [each.name for each in file.parent.iterdir()] == ["status.json"]
 
@@ -48,11 +48,11 @@ def test_status_is_not_written_without_the_variable(tmp_path, monkeypatch):
 def test_unwritable_status_file_does_not_stop_the_run(status, monkeypatch):
   file, now = status
   file.mkdir()  # a file cannot replace a folder
-  said = progress.ProgressFile()
-  said.say(1, "step", 1)
+  output = progress.ProgressFile()
+  output.say(1, "step", 1)
   file.rmdir()
   now[0] += 2
-  said.say(1, "step", 1)
+  output.say(1, "step", 1)
   assert json.loads(file.read_text())["step"] == 1  # the write is tried again
   monkeypatch.setenv("VITJAX_STATUS", str(file.parent / "gone/status.json"))
   progress.ProgressFile().say(1, "step", 1)
@@ -62,8 +62,8 @@ def test_reader_never_sees_a_partial_file(tmp_path, monkeypatch):
   file = tmp_path / "status.json"
   monkeypatch.setenv("VITJAX_STATUS", str(file))
   monkeypatch.setattr(progress, "EVERY", 0.0)
-  said, stop, seen = progress.ProgressFile(), threading.Event(), []
-  said.say(0, "step", 0)
+  output, stop, seen = progress.ProgressFile(), threading.Event(), []
+  output.say(0, "step", 0)
 
   def read():
     while not stop.is_set():
@@ -72,7 +72,7 @@ def test_reader_never_sees_a_partial_file(tmp_path, monkeypatch):
   reader = threading.Thread(target=read)
   reader.start()
   for step in range(1, 500):
-    said.say(step, "compile" * (step % 50), step)
+    output.say(step, "compile" * (step % 50), step)
   stop.set()
   reader.join()
   assert seen == sorted(seen) and len(seen) > 5
@@ -86,5 +86,5 @@ def test_watch_reports_step_and_phase_from_its_thread(tmp_path, monkeypatch):
     deadline = time.monotonic() + 20
     while not file.exists() and time.monotonic() < deadline:
       time.sleep(0.02)
-  said = json.loads(file.read_text())
-  assert (said["step"], said["doing"]) == (7, "compile")
+  output = json.loads(file.read_text())
+  assert (output["step"], output["doing"]) == (7, "compile")

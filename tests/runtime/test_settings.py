@@ -127,9 +127,9 @@ def test_flags_that_xla_refuses_are_reported_in_one_line_each():
   ended = subprocess.run(
     words, env=os.environ | {"XLA_FLAGS": "", "TF_CPP_MIN_LOG_LEVEL": "0"}, capture_output=True, text=True, check=True
   )
-  said = [json.loads(line) for line in ended.stdout.splitlines()]
-  assert ended.stderr == "" and len(said) == len(FLAGS)
-  for (flags, reason), line in zip(FLAGS.items(), said, strict=True):
+  output = [json.loads(line) for line in ended.stdout.splitlines()]
+  assert ended.stderr == "" and len(output) == len(FLAGS)
+  for (flags, reason), line in zip(FLAGS.items(), output, strict=True):
     if reason is None:
       assert line is None
     else:

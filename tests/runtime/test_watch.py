@@ -81,8 +81,12 @@ def test_program_stops_if_its_parent_is_killed(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda number: number.name)
 def test_program_without_steps_stops_at_once_and_closes_resources(number):
   before, closed = signal.getsignal(number), []
-  said = f"{number.name}.*; the same command starts or continues it"
-  with pytest.raises(runtime.Stop, match=said) as stop, runtime.convert_stop_signals(), contextlib.ExitStack() as stack:
+  output = f"{number.name}.*; the same command starts or continues it"
+  with (
+    pytest.raises(runtime.Stop, match=output) as stop,
+    runtime.convert_stop_signals(),
+    contextlib.ExitStack() as stack,
+  ):
     stack.callback(closed.append, 1)
     os.kill(os.getpid(), number)
     time.sleep(60)

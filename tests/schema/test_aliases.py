@@ -50,9 +50,9 @@ def message(changes, verb=config.Run):
   ],
 )  # fmt: skip
 def test_name_of_another_framework_suggests_the_key(word, flag):
-  said = message({word: "1"})
-  assert said.startswith(f"config.{word}: unknown key") and said.count("Did you mean") == 1
-  assert f"Did you mean --config.{flag}=" in said or f"Did you mean '{flag}=" in said
+  output = message({word: "1"})
+  assert output.startswith(f"config.{word}: unknown key") and output.count("Did you mean") == 1
+  assert f"Did you mean --config.{flag}=" in output or f"Did you mean '{flag}=" in output
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_name_of_another_framework_suggests_the_key(word, flag):
   ],
 )
 def test_name_without_an_equivalent_key_gives_advice(word, advice):
-  said = message({word: "1"})
-  assert advice in said and "Did you mean '" not in said
+  output = message({word: "1"})
+  assert advice in output and "Did you mean '" not in output
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_number_for_a_string_type_stays_a_string(value):
 
 
 @pytest.mark.parametrize(
-  ("args", "key", "says"),
+  ("args", "key", "expected_message"),
   [
     ({}, "width", "missing; 's' needs it. Add it to the config or as --config.s.width="),
     ({"width": required}, "width", "missing; 's' needs it"),
@@ -102,11 +102,11 @@ def test_number_for_a_string_type_stays_a_string(value):
     ({"width": 1, "inner": 3}, "inner", "3 is not a choice. Write dict(name='...', ...), or --config.s.inner.name="),
   ],
 )
-def test_invalid_arguments_are_refused(args, key, says):
+def test_invalid_arguments_are_refused(args, key, expected_message):
   with pytest.raises(ConfigError) as caught, schema.enter_key("config.s"):
     schema.bind(Choice("s", args), (sample,))
   assert caught.value.place == f"config.s.{key}"
-  assert says in caught.value.message
+  assert expected_message in caught.value.message
 
 
 # Choices from tables, nested.
@@ -168,7 +168,7 @@ def test_arguments_without_a_name_belong_to_the_default():
 
 
 @pytest.mark.parametrize(
-  ("args", "key", "says"),
+  ("args", "key", "expected_message"),
   [
     ({"kind": {"by": 3}}, "kind.by", "unknown key for 'steady', value 3. moving takes it. Allowed: scale."),
     ({"other": {"by": 3}}, "other", "is not a choice. Write dict(name='...', ...), or --c.other.name="),
@@ -188,11 +188,11 @@ def test_arguments_without_a_name_belong_to_the_default():
     ({"every": "often"}, "every", "'often' is not a duration"),
   ],
 )
-def test_error_in_a_nested_choice_names_its_full_key(args, key, says):
+def test_error_in_a_nested_choice_names_its_full_key(args, key, expected_message):
   with pytest.raises(ConfigError) as caught, schema.enter_key("c"):
     schema.bind(Choice("view", args), schema.lookup(VIEWS, "view"))
   assert caught.value.place == f"c.{key}"
-  assert says in caught.value.message
+  assert expected_message in caught.value.message
 
 
 def test_choice_without_a_table_is_unchanged():

@@ -96,9 +96,9 @@ def test_long_value_is_abbreviated(name):
 
 
 def test_long_message_keeps_its_beginning_and_its_end():
-  said = str(ConfigError("wrong: " + "x" * 300_000 + ". Allowed: 1", "k" * 10_000))
-  assert said.startswith("kkk") and "wrong: xxx" in said and "(300,019 characters)" in said
-  assert said.endswith(". Allowed: 1") and len(said) < LONGEST + 400
+  output = str(ConfigError("wrong: " + "x" * 300_000 + ". Allowed: 1", "k" * 10_000))
+  assert output.startswith("kkk") and "wrong: xxx" in output and "(300,019 characters)" in output
+  assert output.endswith(". Allowed: 1") and len(output) < LONGEST + 400
 
 
 @pytest.mark.parametrize("odd", ["\x1b[2J", "\x07", "\x00", "\r", "\x9b", "\u202e", "\u2066", "\udcff", "\x7f"])

@@ -38,8 +38,8 @@ def test_key_is_searched_by_its_last_words(key, there, editable):
 
 def test_at_most_three_places_are_suggested_as_flags():
   many = {"evals": {f"e{i}": {"data": {"path": "x"}} for i in range(9)}}
-  said = misplaced.suggest_places(many, "data.path")
-  assert said == " Did you mean " + " or ".join(f"--config.evals.e{i}.data.path" for i in range(3)) + "?"
+  output = misplaced.suggest_places(many, "data.path")
+  assert output == " Did you mean " + " or ".join(f"--config.evals.e{i}.data.path" for i in range(3)) + "?"
   assert misplaced.suggest_places(many, "nothing") == ""
 
 

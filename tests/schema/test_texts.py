@@ -20,7 +20,7 @@ def test_flag_may_be_written_like_a_config():
 
 
 @pytest.mark.parametrize(
-  ("text", "says"),
+  ("text", "expected_message"),
   [
     ("true", """True is not a list of values. Write --config.s='["..."]'"""),
     ("blocks", """cannot read 'blocks' as a number or a list. Write --config.s='["blocks"]'"""),
@@ -29,10 +29,10 @@ def test_flag_may_be_written_like_a_config():
   ],
 )
 @pytest.mark.parametrize("word", [str, schema.Pattern])
-def test_error_of_an_invalid_list_of_strings_shows_the_syntax(text, says, word):
+def test_error_of_an_invalid_list_of_strings_shows_the_syntax(text, expected_message, word):
   with pytest.raises(ConfigError) as caught, schema.enter_key("config.s"):
     schema.convert(schema.Text(text), tuple[word, ...])
-  assert caught.value.message.endswith(says)
+  assert caught.value.message.endswith(expected_message)
 
 
 def test_error_of_an_invalid_list_of_numbers_suggests_no_strings():

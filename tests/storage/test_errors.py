@@ -127,8 +127,8 @@ def test_reads_that_end_after_a_failure_are_not_reported(monkeypatch, capsys):
   monkeypatch.setattr(sys, "unraisablehook", errors.hide_request_errors)
   for error in (RuntimeError("Event loop is closed"), KeyError("mine")):
     Broken(error)
-  said = capsys.readouterr().err
-  assert "KeyError: 'mine'" in said and "Event loop" not in said
+  output = capsys.readouterr().err
+  assert "KeyError: 'mine'" in output and "Event loop" not in output
 
 
 @pytest.mark.parametrize("what", ["removed", "moved", "replaced"])

@@ -109,7 +109,7 @@ def test_error_of_a_broken_json_link_names_link_and_target(tmp_path, leads):
 
 
 @pytest.mark.parametrize(
-  ("data", "says"),
+  ("data", "expected_message"),
   [
     (b"[" * 900 + b"]" * 900, "deeper than 64"),
     (b'{"a":' * 200_000, "deeper than 64"),
@@ -119,8 +119,8 @@ def test_error_of_a_broken_json_link_names_link_and_target(tmp_path, leads):
     (b'"' + b"[" * 10 + b'\\"', "Unterminated"),
   ],
 )
-def test_json_that_is_too_deep_too_long_or_not_text_is_one_error(tmp_path, data, says):
-  with pytest.raises(ValueError, match=says):
+def test_json_that_is_too_deep_too_long_or_not_text_is_one_error(tmp_path, data, expected_message):
+  with pytest.raises(ValueError, match=expected_message):
     files.parse_json(data)
   (tmp_path / "a.json").write_bytes(data)
   with pytest.raises(ConfigError, match=r"a\.json cannot be read as JSON.*. Fix or remove it"):

@@ -59,8 +59,8 @@ def test_suite_selects_one_setting_for_all_tasks(tmp_path, capsys):
     (last.workdir / "result.json").write_text(json.dumps({"top1": top1}))
   search.run_study(study, listed, [pool.DeviceGroup()], retry=False)
   assert json.loads((tmp_path / "sweep.json").read_text())["best"] == {"optim.lr": 0.2}
-  said = capsys.readouterr().out
-  assert "65.00" in said and "60.00" in said  # the mean that decided, and the mean on test
+  output = capsys.readouterr().out
+  assert "65.00" in output and "60.00" in output  # the mean that decided, and the mean on test
 
 
 def test_no_finished_setting_is_an_error_after_the_table_is_written(tmp_path):

@@ -113,14 +113,14 @@ def test_binary_cross_entropy_is_a_mean_over_classes_with_the_targets_of_deit3()
 
 
 @pytest.mark.parametrize(
-  ("arguments", "says"),
+  ("arguments", "message"),
   [
     ({"target_threshold": 0.0}, r"^target_threshold: a threshold cannot be used with softmax.*mean_sigmoid"),
     ({"target_threshold": 0.0, "loss": "sigmoid", "label_smoothing": 0.1}, "label_smoothing=0.1 raises every class"),
   ],
 )
-def test_a_threshold_that_means_nothing_is_refused(arguments, says):
-  with pytest.raises(ConfigError, match=says):
+def test_a_threshold_that_means_nothing_is_refused(arguments, message):
+  with pytest.raises(ConfigError, match=message):
     task(**arguments)
 
 

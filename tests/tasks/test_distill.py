@@ -69,9 +69,9 @@ def test_hard_targets_are_the_teachers_best_classes(names):
   expected = 0.75 * cross_entropy(LOGITS["student"], LABELS) + 0.25 * taught
   loss, metrics = objective(task(names, weight=0.25))
   np.testing.assert_allclose(loss, expected.mean(), rtol=1e-5)
-  said = np.mean([LOGITS[name] for name in names], 0).argmax(1)
-  assert metrics["top1"] == pytest.approx((said == LABELS).mean())
-  assert metrics["teacher_agreement"] == pytest.approx((said == LOGITS["teacher"].argmax(1)).mean())
+  output = np.mean([LOGITS[name] for name in names], 0).argmax(1)
+  assert metrics["top1"] == pytest.approx((output == LABELS).mean())
+  assert metrics["teacher_agreement"] == pytest.approx((output == LOGITS["teacher"].argmax(1)).mean())
 
 
 @pytest.mark.parametrize("names", [("student",), ("student", "token")], ids=["one head", "two heads"])
@@ -204,7 +204,7 @@ def test_a_student_is_measured_without_its_teacher(teacher, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("changes", "said"),
+  ("changes", "output"),
   [
     ({"task__teacher": "nowhere.npz"}, ("config.task.teacher", "nowhere.npz")),
     ({"task__targets__name": "sofd"}, ("config.task.targets", "sofd", "soft")),
@@ -213,10 +213,10 @@ def test_a_student_is_measured_without_its_teacher(teacher, tmp_path):
   ],
   ids=str,
 )
-def test_a_mistake_names_its_place(teacher, changes, said):
+def test_a_mistake_names_its_place(teacher, changes, output):
   with pytest.raises(ConfigError) as error:
     distilled(teacher, 1, **changes)
-  assert all(word in str(error.value) for word in said)
+  assert all(word in str(error.value) for word in output)
 
 
 def test_a_teacher_of_other_classes_is_refused():

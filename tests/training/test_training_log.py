@@ -123,15 +123,15 @@ def test_a_run_that_waits_for_its_data_says_once_what_helps(parts, tmp_path, mon
   with contextlib.closing(
     training_log.TrainingLog(parts, tmp_path / "run", 0, timer, timer.phase, Store(), {})
   ) as lines:
-    said = []
+    output = []
     for step in range(1, 8):
       lines.add(step, {"loss": jnp.asarray(1.0)}, 0)
       lines.write(step)
-      said.append([line for line in capsys.readouterr().out.splitlines() if "spent waiting for data" in line])
+      output.append([line for line in capsys.readouterr().out.splitlines() if "spent waiting for data" in line])
   cores = decoding.count_usable_cores()
   threads = max(2, cores)  # of local files
   present = f"30% of the time is spent waiting for data, with 0 workers and {threads} threads on {cores} core"
-  assert [len(lines) for lines in said] == [0] * 5 + [1, 0] and said[5][0].startswith(present)
+  assert [len(lines) for lines in output] == [0] * 5 + [1, 0] and output[5][0].startswith(present)
 
 
 def shown(workdir):

@@ -12,7 +12,7 @@ def test_every_licence_belongs_to_a_builder_of_the_catalog():
 
 
 @pytest.mark.parametrize(
-  ("name", "said"),
+  ("name", "output"),
   [
     ("clevr_count", "licence: CC BY 4.0"),
     ("imagenet2012_1pct", "licence: image-net.org's terms"),
@@ -21,5 +21,5 @@ def test_every_licence_belongs_to_a_builder_of_the_catalog():
     ("jft300m", "licence: see the terms of your copy"),
   ],
 )
-def test_description_of_a_dataset_contains_its_licence(name, said):
-  assert said in catalog.describe_dataset(name)
+def test_description_of_a_dataset_contains_its_licence(name, output):
+  assert output in catalog.describe_dataset(name)

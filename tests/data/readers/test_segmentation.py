@@ -92,7 +92,7 @@ def test_fingerprint_includes_masks(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("args", "says"),
+  ("args", "message"),
   [
     ({"path": "/nowhere"}, r"config.data.path: no folder '/nowhere'"),
     ({"masks": "mask"}, r"config.data.masks: no folder 'mask' in .*'images', 'masks'"),
@@ -108,7 +108,7 @@ def test_fingerprint_includes_masks(tmp_path):
     ),
   ],
 )
-def test_error_names_its_config_key(tmp_path, args, says):
+def test_error_names_its_config_key(tmp_path, args, message):
   write(tmp_path, "train/a", "test/c")
-  with pytest.raises(schema.ConfigError, match=says):
+  with pytest.raises(schema.ConfigError, match=message):
     opened(**({"path": tmp_path} | args))

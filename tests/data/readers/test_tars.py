@@ -160,7 +160,7 @@ def damaged():
       file.addfile(about, io.BytesIO(content))
   whole, end = buffer.getvalue(), 512 * (4 + 1 + 1 + 1 + -(-len(PNG) * 20 // 512))
 
-  def said(at, size, kind=b"0"):
+  def change_header(at, size, kind=b"0"):
     """Returns the tar with a header of another size and type, and a valid checksum."""
     header = bytearray(whole[at : at + 512])
     header[124:136], header[156:157], header[148:156] = size, kind, b" " * 8
@@ -170,10 +170,12 @@ def damaged():
   nested = tarfile.TarInfo("x")
   nested.type, nested.size = tarfile.GNUTYPE_LONGNAME, 4
   return {
-    "a size below 0": said(512 * 2, b"\xff" * 10 + b"\xfe\0"),
-    "a size below 0 of the first": said(0, b"\xff" * 12),
-    "a size of 2^64 - 1": said(0, b"\x80" + b"\0" * 3 + b"\xff" * 8),
-    "a long name of 2^40 bytes": said(512 * 2, b"\x80" + b"\0" * 5 + b"\1" + b"\0" * 5, tarfile.GNUTYPE_LONGNAME),
+    "a size below 0": change_header(512 * 2, b"\xff" * 10 + b"\xfe\0"),
+    "a size below 0 of the first": change_header(0, b"\xff" * 12),
+    "a size of 2^64 - 1": change_header(0, b"\x80" + b"\0" * 3 + b"\xff" * 8),
+    "a long name of 2^40 bytes": change_header(
+      512 * 2, b"\x80" + b"\0" * 5 + b"\1" + b"\0" * 5, tarfile.GNUTYPE_LONGNAME
+    ),
     "3,000 long names of one member": (nested.tobuf(tarfile.GNU_FORMAT) + b"abc".ljust(512, b"\0")) * 3000 + whole,
     "cut inside of an image": whole[: 512 * 6],
     "cut inside of a header": whole[: 512 * 4 + 100],

@@ -41,7 +41,7 @@ def test_unusual_and_many_extensions_are_on_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("files", "link", "target", "said"),
+  ("files", "link", "target", "output"),
   [
     (("a/1.png", "b/1.png"), "c", ".", "c"),
     (("train/a/1.png", "train/b/1.png"), "train/c", "..", "train/c"),
@@ -49,10 +49,12 @@ def test_unusual_and_many_extensions_are_on_one_line(tmp_path):
     (("a/1.png", "b/1.png"), "b/c", "..", "b/c"),
   ],
 )
-def test_folder_that_contains_itself_is_named(tmp_path, files, link, target, said):
+def test_folder_that_contains_itself_is_named(tmp_path, files, link, target, output):
   write(tmp_path, *files)
   (tmp_path / link).symlink_to(target)
-  with pytest.raises(schema.ConfigError, match=rf"config\.data\.path: '{tmp_path}/{said}' is a link to a folder that"):
+  with pytest.raises(
+    schema.ConfigError, match=rf"config\.data\.path: '{tmp_path}/{output}' is a link to a folder that"
+  ):
     folder(tmp_path, "train")
 
 

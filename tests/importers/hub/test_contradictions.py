@@ -104,7 +104,9 @@ FALSE = [
 ]
 
 
-@pytest.mark.parametrize(("model", "config", "message"), FALSE, ids=[f"{model} {says}" for model, _, says in FALSE])
+@pytest.mark.parametrize(
+  ("model", "config", "message"), FALSE, ids=[f"{model} {expected_message}" for model, _, expected_message in FALSE]
+)
 def test_statements_that_contradict_the_tensors_are_errors_of_one_line(tmp_path, model, config, message):
   with pytest.raises(ConfigError) as error:
     inspected(tmp_path, config, model)
@@ -123,8 +125,8 @@ NONSENSE = [
   (arguments(qkv_bias="yes"), "qkv_bias is 'yes'. Allowed: true or false"),
   (arguments(mlp_ratio="4"), "mlp_ratio is '4'. Allowed: a number above 0"),
   *(
-    ({"pretrained_cfg": {key: values}}, f"{key} is {says}")
-    for key, values, says in (
+    ({"pretrained_cfg": {key: values}}, f"{key} is {expected_message}")
+    for key, values, expected_message in (
       ("mean", [123.7, 116.3, 103.5], "123.7 for pixels of 0..1. Allowed: from 0 to 1. Divide values"),
       ("mean", [0.5, -0.5, 0.5], "-0.5 for pixels of 0..1. Allowed: from 0 to 1"),
       ("std", [58.4, 57.1, 57.4], "58.4 for pixels of 0..1. Allowed: from 0.001 to 10. Divide values"),
@@ -134,7 +136,7 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize(("config", "message"), NONSENSE, ids=[says for _, says in NONSENSE])
+@pytest.mark.parametrize(("config", "message"), NONSENSE, ids=[expected_message for _, expected_message in NONSENSE])
 def test_invalid_values_in_config_json_are_errors_with_the_file(tmp_path, config, message):
   with pytest.raises(ConfigError) as error:
     inspected(tmp_path, config)
