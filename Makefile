@@ -1,6 +1,7 @@
 # make digits: train on real images and see the result.
-# make lint: format, lint and types.  make check: these, and all tests that compile nothing, in minutes.
-# make test: these, and one short test of each compiled part.  make test-long: all other tests and short campaigns.
+# make lint: format, lint and types.  make check: lint, and all tests that compile nothing, in minutes.
+# make test: lint, these tests, and one short test of each compiled part.
+# make test-long: all other tests and short campaigns.
 # make compare: three compact models, few-shot probes and fine-tuning.
 # make transfer: features learned with labels, by masked patches, MAE, DINO and DINOv2, probed by k-NN and linearly.
 # make bench: compares a train step with PyTorch's and measures the loading of weights.

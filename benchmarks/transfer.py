@@ -83,7 +83,7 @@ def train_starts(
 def summarise(corpus: str, start: str, trials: list[Trial]) -> dict[str, Any]:
   """Returns the figures of a start on a corpus, one value per seed.
 
-  Features are those of the teacher, which is the averaged model, if there is one.
+  If a run has averaged weights, the features are computed with them. In self-distillation, they are the teacher.
 
   Args:
     corpus: a key of `CORPORA`.

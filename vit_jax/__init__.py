@@ -43,7 +43,7 @@ def load(
   Args:
     path: a workdir, or a weight file.
     ema: if true, load the averaged weights. If false, load the raw weights. The default is the averaged weights of a
-      file that contains them and of a workdir of self-distillation, and the raw weights of any other workdir.
+      file that contains them, and of a workdir with the average as teacher. Otherwise, it is the raw weights.
     image_size: image size in pixels. The default is the size with which the weights were trained. Position embeddings
       are resampled if the size differs.
     prefix: common prefix of the array names of one model, for a file that contains several models.

@@ -157,8 +157,8 @@ def add_weight_options(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--ema",
     action=argparse.BooleanOptionalAction,
-    help="read averaged or raw weights; default: averaged weights of a file that has them and of a workdir of "
-    "self-distillation, raw weights of any other workdir",
+    help="read averaged or raw weights; default: averaged weights of a file that has them, and of a "
+    "workdir with the average as teacher; otherwise raw weights",
   )
   parser.add_argument(
     "--prefix", metavar="NAME", help="read the model with this prefix from a file with several models"

@@ -23,7 +23,10 @@ NOWHERE = (0.0, 0.0, 0.0)
 
 
 def get_config(corpus: str = "glyphs") -> ConfigDict:
-  """Returns training with labels on a corpus. Features are probed at the end: of digits for glyphs, else of scenes."""
+  """Returns a run that trains with labels on a corpus.
+
+  At the end, the features are probed on digits if the corpus is glyphs, and on scenes otherwise.
+  """
   if corpus not in MODELS:
     raise ValueError(f"unknown argument {corpus!r}. Allowed: {', '.join(MODELS)}")
   glyphs = corpus == "glyphs"

@@ -99,7 +99,7 @@ class Init:
     head: `auto` keeps a head with the same number of classes, `keep` requires it, `new` initializes a new head and
       new parameters of the task.
     ema: true reads averaged weights, false reads raw weights. The default is averaged weights of a file that contains
-      them and of a workdir of self-distillation, and raw weights of any other workdir.
+      them, and of a workdir with the average as teacher. Otherwise, the default is raw weights.
     prefix: common prefix of the array names of one model, for a file that contains several models.
   """
 

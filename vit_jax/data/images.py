@@ -17,13 +17,14 @@ from vit_jax.data.decoding import AnyImage
 from vit_jax.data.sources import Source
 from vit_jax.schema import ConfigError, format_amount
 
+Made = TypeVar("Made")
+
 LOG = logging.getLogger(__name__)  # logs skipped images
 
 # Default limits of bad records: a share of the split, and a number; exceeding both stops the run.
 BAD_SHARE, BAD_FEW = 0.001, 5
 # Largest size in bytes of a split's decoded images that are cached in memory. The 150 MB of CIFAR are cached, so its
 # images are decoded only once.
-Made = TypeVar("Made")
 KEEP = 2**28
 # Errors of a file itself, which do not change. Other errors, of a disk or a file server, may be temporary. If they
 # made a record bad, another record would replace it, and the run would not be reproducible.

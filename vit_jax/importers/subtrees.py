@@ -82,7 +82,7 @@ def choose_tensors(
       adapters, because they would change the output of the model.
   """
   if deep := next((name for name in tensors if len(re.findall("[./]", name)) > _LEVELS), None):
-    raise ConfigError(f"a tensor is named {show(deep)}, but no model has more than {_LEVELS} levels of names")
+    raise ConfigError(f"the tensor name {show(deep)} has more than {_LEVELS} levels. Rename or remove the tensor")
   file, trees = _find_trees(tensors, known)
   chosen = _select_tree(file, trees, known, ema, prefix) if trees else ""
   others = {name for root, names in trees.items() if root != chosen for name in names}

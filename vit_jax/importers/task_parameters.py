@@ -122,11 +122,11 @@ def _remove_repeated_head(tensors: Tensors) -> Tensors:
 
 
 def fit_task(tensors: Tensors, shapes: Shapes) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Selects and reads the parameters that a task can use. Other tensors are not read, except to compare heads.
+  """Selects and reads the parameters that a task can use.
 
   A head is used if all of its parameters have the shapes of the task. Otherwise the whole head is new, because layers
-  of different heads do not fit together. The same applies to a last layer and to a centre without the head that they
-  belong to. Any other parameter is used if it has the shape of the task.
+  of different heads cannot be combined. A separate last layer or a centre is new if the head that it depends on is new.
+  Any other parameter is used if it has the shape of the task.
 
   Args:
     tensors: parameters of a task by path, from weights.

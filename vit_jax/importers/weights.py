@@ -157,7 +157,7 @@ def load(
     path: weight file or workdir.
     hints: facts that the tensors do not determine. See `recognise`.
     ema: True requires averaged weights, False requires raw weights. The default is averaged weights for a file that
-      contains them and for a workdir of self-distillation, and raw weights for any other workdir.
+      contains them, and for a workdir with the average as teacher. Otherwise, raw weights are read.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
 
   Returns:
@@ -268,8 +268,8 @@ def open_frozen(
 ) -> FrozenWeights:
   """Returns the model of a file or workdir, and a function that reads its weights.
 
-  Until this function is called, only names and shapes are read from a file. A workdir is read twice,
-  so that its arrays do not stay in memory.
+  Only names and shapes are read from a file until the returned function is called. A workdir is read twice, so that its
+  arrays do not stay in memory.
 
   Args:
     path: weight file or workdir.

@@ -196,7 +196,7 @@ def load(
   Args:
     path: workdir or weight file, local or in a bucket.
     ema: True selects averaged weights, False selects raw weights. The default is averaged weights for a file that
-      contains them and for a workdir of self-distillation, and raw weights for any other workdir.
+      contains them, and for a workdir with the average as teacher. Otherwise, raw weights are read.
     image_size: side of the images in pixels, if it differs from that of the weights. Position embeddings are resampled.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
 

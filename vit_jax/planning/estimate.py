@@ -333,7 +333,7 @@ def _estimate_step(
 def sum_parts(operations: Iterable[hlo.Operation], kernel_cycles: Mapping[str, float]) -> dict[str, float]:
   """Returns the cycles of each part of a step, in the order of their cost.
 
-  The parts are the names that `cost.name_part` gives. A part contains the gradients of its operations. The compiler may
+  The keys are the names that `cost.name_part` sets. A part contains the gradients of its operations. The compiler may
   fuse operations of two parts. They count for the part of the fusion's result. Operations without a name, such as
   copies, belong to "other".
 

@@ -48,9 +48,9 @@ def draw_masks(
 ) -> PatchMasks:
   """Draws the block masks of DINOv2 or DINOv3 for each group of crops.
 
-  In each group, n = int(share * crops) crops are masked. Their ratios of masked patches are spread evenly over `ratio`,
-  which n + 1 equidistant limits p divide into n intervals. Mask i has int(N u) patches, where u is uniform in
-  [p_i, p_i+1]. The masks are shuffled over the crops. A mask may have fewer patches than this, see `draw_blocks`.
+  In each group, n = int(share * crops) crops are masked. The range `ratio` is divided into n equal intervals with the
+  limits p_0, …, p_n. For mask i, u is drawn uniformly from [p_i, p_i+1], and int(N u) patches are masked. The masks are
+  shuffled over the crops. A mask may have fewer patches than this, see `draw_blocks`.
 
   Args:
     key: random key. Group g uses the key folded with g, so it does not depend on the number of groups.
@@ -111,8 +111,9 @@ def draw_ratio_masks(
 ) -> PatchMasks:
   """Draws the masks of iBOT: each crop has its own ratio of masked patches.
 
-  For each crop, one of the `ratios` is chosen at random. The ratio of masked patches is then uniform in
-  [mean - deviation, mean + deviation]. The smallest area of a block is (min(rows, columns) // 3) ** 2 patches.
+  For each crop, one pair (mean, deviation) of `ratios` is chosen at random. The ratio of masked patches is then drawn
+  uniformly from [mean - deviation, mean + deviation]. The smallest area of a block is (min(rows, columns) // 3) ** 2
+  patches.
 
   Args:
     key: random key. Group g uses the key folded with g.

@@ -22,9 +22,9 @@ _PART = re.compile(r"\bpart_(\w+)")
 
 
 def name_part(name: str) -> AbstractContextManager[None]:
-  """Names the operations inside a `with` block, for `plan`. It reports the time of each part of a step.
+  """Names the operations inside a `with` block. `plan` reports the time of each named part.
 
-  The gradients of these operations have the same name. A block inside another block replaces its name.
+  The gradients of these operations have the same name. In nested blocks, the name of the inner block is used.
 
   Args:
     name: name of the part, as in "optimizer and average".

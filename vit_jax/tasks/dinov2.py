@@ -198,7 +198,7 @@ class Dinov2(SelfDistillation):
 
   @functools.cached_property
   def gram_model(self) -> resizing.ResizedModel:
-    """The teacher of Gram anchoring, for images of the size of its crops.
+    """The teacher of Gram anchoring, resized to the size of its crops.
 
     Raises:
       ConfigError: if the teacher has no patch tokens, or if the size of its crops is not a multiple of its patch.
@@ -292,7 +292,7 @@ class Dinov2(SelfDistillation):
     features: Float[Array, "B G D"],
     masks: PatchMasks,
   ) -> Objective:
-    """Returns the losses of the outputs of student and teacher. `features` are those of all crops."""
+    """Returns the losses. `features` contains the student's features of all global and local crops."""
     probabilities, patch_probabilities, centers = self.compute_targets(params, teaching, context, teacher, masks)
     dino = losses.dino_loss(
       self.head.apply(params, HEAD, features, self.dtype), probabilities, self.student_temperature

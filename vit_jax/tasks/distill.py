@@ -71,7 +71,7 @@ class Distill(Task):
     teacher: weight file or workdir. The teacher must have as many classes as the data, but may have any resolution. The
       teacher gets exactly the same augmented images as the student, with the normalisation of the teacher's training.
     ema: true selects averaged weights, false selects raw weights. The default is averaged weights for a file that
-      contains them and for a workdir of self-distillation, and raw weights for any other workdir.
+      contains them, and for a workdir with the average as teacher. Otherwise, raw weights are read.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
     teacher_mean: mean with which the teacher's images are normalised. The default comes from the teacher's file or run.
       None selects the mean of the student's images.

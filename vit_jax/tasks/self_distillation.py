@@ -288,8 +288,8 @@ def compute_entropy(probabilities: Float[Tensor, "*B K"]) -> Float[Array, "*B"]:
 def compute_rank(features: Float[Tensor, "B D"]) -> Float[Array, ""]:
   """Returns the effective rank of features: (sum of eigenvalues)^2 / (sum of squared eigenvalues) of their covariance.
 
-  It is 1 if all features differ in one direction only, and D if their variance is equal in all directions. The sums are
-  the trace and the squared norm of the covariance, so the eigenvalues are not computed.
+  The rank is 1 if the features vary in only one direction, and D if their variance is equal in all directions. The sums
+  are the trace and the squared norm of the covariance, so the eigenvalues are not computed.
 
   Args:
     features: features (B, D).

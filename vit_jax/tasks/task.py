@@ -34,7 +34,7 @@ class Context(NamedTuple):
 
 
 class ContextShapes(NamedTuple):
-  """The shapes of the values of a `Context`, with equal attributes."""
+  """The shapes of the values of a `Context`, under the same attribute names."""
 
   step: jax.ShapeDtypeStruct
   frozen: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
@@ -120,7 +120,7 @@ class Task(Protocol):
 
   @property
   def frozen(self) -> Mapping[str, FrozenModel]:
-    """Returns {name: frozen model}, such as a teacher. They are read for training, but not for prediction."""
+    """Returns {name: frozen model}, such as a teacher. Their weights are read for training, but not for prediction."""
     return {}
 
   @property
