@@ -228,10 +228,8 @@ def try_read(read: Callable[[], object], default: object = None) -> tuple[Any, s
   except ConfigError:
     raise
   except Exception as error:  # Orbax also raises plain Exception, and each exception has the same meaning here
-    if (number := errors.get_bucket_errno(error)) not in (
-      None,
-      errno.ENOENT,
-    ):  # an error of the bucket, not of the checkpoint
+    number = errors.get_bucket_errno(error)
+    if number is not None and number != errno.ENOENT:  # an error of the bucket, not of the checkpoint
       raise OSError(number, f"a checkpoint cannot be read: {' '.join(str(error).split())[:200]}", "gs://") from error
     sys.unraisablehook = errors.hide_request_errors
     text, _, _ = str(error).partition(" See full TensorStore details")
