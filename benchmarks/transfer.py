@@ -1,15 +1,17 @@
 """Compares features of six starts, with and without labels: make transfer, or python -m benchmarks.transfer
 
-The starts are those of configs/ablations/objectives.py: random weights, labels, masked patches, MAE, DINO and DINOv2,
-with three seeds each and equal numbers of steps and images. Models are trained on generated signs and on generated
-photographs (scenes). Frozen features are classified by nearest neighbours and by a linear map: features of signs on
-digits, features of scenes on scenes. Test images are not used for decisions. All training uses the verbs of vit_jax.
-After a kill, the same command continues. The workdir contains transfer.md, transfer.json and transfer.png.
+configs/ablations/objectives.py defines the starts: random weights, labels, masked patches, MAE, DINO and DINOv2, with
+three seeds each. All starts except random weights have the same number of steps and images. Models are trained on
+generated signs and on generated photographs (scenes). Frozen features are classified by nearest neighbours and by a
+linear map: features of signs on digits, features of scenes on scenes. Test images are not used for decisions. All
+training uses the verbs of vit_jax. After a kill, the same command continues. The workdir contains transfer.md,
+transfer.json and transfer.png.
 """
 
 import json
 import pathlib
 import resource
+import runpy
 import statistics
 import time
 from typing import Any
@@ -21,12 +23,12 @@ from benchmarks import compare
 from vit_jax import cli
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.storage import files
-from vit_jax.sweeps import pool, results, study
+from vit_jax.sweeps import pool, results
 from vit_jax.sweeps.trials import Trial
 
 CONFIG = "configs/ablations/objectives.py"
 CORPORA = {"glyphs": "digits", "scenes": "scenes"}  # images of pre-training -> images of the probes
-STARTS = ("random", "labels", "masked patches", "MAE", "DINO", "DINOv2")  # in the order of the config
+STARTS = ("random", "labels", "masked patches", "MAE", "DINO", "DINOv2")
 PROBES = {"knn": "k-NN", "linear": "linear"}
 COLLAPSE = ("teacher_entropy", "used_prototypes", "feature_rank")  # logged by self-distillation
 
@@ -36,7 +38,7 @@ def main() -> None:
   parser = cli.Parser("benchmarks.transfer", __doc__)
   parser.add_argument("--workdir", type=cli.parse_workdir, default=pathlib.Path("runs/transfer"))
   parser.add_argument("--steps", type=int, help="number of steps of each start, for a quick check")
-  parser.add_argument("--seeds", type=int, default=3, help="number of seeds, for a quick check")
+  parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=3, help="number of seeds, for a quick check")
   arguments = parser.parse_args()
   for name in ("digits", "glyphs", "scenes"):
     prepare_dataset(name)
@@ -74,10 +76,16 @@ def train_starts(
     seeds: number of seeds.
     groups: groups of devices for concurrent runs.
   """
-  file = f"{CONFIG}:{corpus}"
-  changes = [each for each in study.load_sweep(file).trials if each["seed"] < seeds]
-  trials = compare.train_runs(file, workdir, {} if steps is None else {"total": str(steps)}, changes, groups)
-  return {start: trials[i * seeds : (i + 1) * seeds] for i, start in enumerate(STARTS)}
+  starts = runpy.run_path(CONFIG)["make_starts"](corpus == "glyphs")
+  names, changes = zip(
+    *((name, start | {"seed": seed}) for name, start in starts.items() for seed in range(seeds)), strict=True
+  )
+  shorter = {} if steps is None else {"total": str(steps)}
+  trials = compare.train_runs(f"{CONFIG}:{corpus}", workdir, shorter, list(changes), groups)
+  result: dict[str, list[Trial]] = {name: [] for name in STARTS}
+  for name, trial in zip(names, trials, strict=True):
+    result[name].append(trial)
+  return result
 
 
 def summarise(corpus: str, start: str, trials: list[Trial]) -> dict[str, Any]:
