@@ -252,10 +252,10 @@ def make_plan(
     cycles = hlo.read_kernel_cycles(schedules)
     for file in schedules.iterdir():  # hundreds of megabytes that belong to this program only
       file.unlink()
-  plan = _estimate_step(plan, experiment, compiled, slice_.chip, cycles)
-  if plan.hbm_bytes > plan.hbm_limit:  # the compiler accepts some programs that need more
-    return _mark_too_large(plan)
-  return estimate_run(plan, experiment, slice_, price, host_rate)
+  estimated = _estimate_step(plan, experiment, compiled, slice_.chip, cycles)
+  if estimated.hbm_bytes > plan.hbm_limit:  # the compiler accepts some programs that need more
+    return _mark_too_large(dataclasses.replace(plan, hbm_bytes=estimated.hbm_bytes))
+  return estimate_run(estimated, experiment, slice_, price, host_rate)
 
 
 def _describe_choices(run: BoundRun, slice_: hardware.Slice) -> str:
@@ -269,7 +269,7 @@ def _describe_choices(run: BoundRun, slice_: hardware.Slice) -> str:
 def _mark_too_large(plan: Plan) -> Plan:
   sizes = f"{plan.hbm_bytes / 2**30:.1f} GiB of {plan.hbm_limit / 2**30:.1f} GiB"
   problem = f"does not fit: {sizes}. Use --search to find a setting that fits"
-  return dataclasses.replace(plan, fits=False, problem=problem)
+  return dataclasses.replace(plan, problem=problem)
 
 
 def parse_needed_bytes(message: str) -> int:
@@ -306,7 +306,9 @@ def _estimate_step(
   if program.kernels:
     method += " and kernels' schedules"
   parts = {part: cycles / chip.clock for part, cycles in sum_parts(program.operations, kernel_cycles).items()}
-  parts["collectives"] = links
+  if links:
+    parts["collectives"] = links
+  parts = dict(sorted(parts.items(), key=lambda item: -item[1]))
   if seconds < shares["arithmetic"] or not program.kernels.keys() <= kernel_cycles.keys():
     seconds, method = max(shares["arithmetic"], shares["memory"]), "roofline"
     parts = {}
@@ -331,21 +333,21 @@ def _estimate_step(
 
 
 def sum_parts(operations: Iterable[hlo.Operation], kernel_cycles: Mapping[str, float]) -> dict[str, float]:
-  """Returns the cycles of each part of a step, in the order of their cost.
+  """Returns the cycles of each part of a step.
 
   The keys are the names that `cost.name_part` sets. A part contains the gradients of its operations. The compiler may
   fuse operations of two parts. They count for the part of the fusion's result. Operations without a name, such as
   copies, belong to "other".
 
   Args:
-    operations: operations of a program, without collectives.
+    operations: operations of a program.
     kernel_cycles: cycles of one call of each Pallas kernel.
   """
   sums: dict[str, float] = collections.defaultdict(float)
   for operation in operations:
     in_kernel = operation.calls * kernel_cycles.get(operation.kernel, 0) if operation.kernel else 0
     sums[cost.find_part(operation.name) or "other"] += operation.cycles + in_kernel
-  return dict(sorted(sums.items(), key=lambda item: -item[1]))
+  return dict(sums)
 
 
 def estimate_run(

@@ -1,6 +1,7 @@
 """Cost of a task and of a model: FLOPs of the forward and the backward pass, and names for the parts of a step.
 
-The two differ if a task uses only a part of its model: a masked autoencoder costs less than its model.
+The FLOPs of a task and of its model differ if the task uses only a part of the model. For example, a masked autoencoder
+costs less than its model.
 """
 
 import functools
@@ -35,6 +36,7 @@ def name_part(name: str) -> AbstractContextManager[None]:
     with cost.name_part("teacher"):
       pass  # outputs of the teacher
   """
+  assert re.fullmatch("[a-z0-9 ]+", name), f"part {name!r}: expected small letters, digits and spaces"
   return jax.named_scope("part_" + name.replace(" ", "_"))
 
 
