@@ -3,9 +3,11 @@
 import pytest
 
 from tests import runs
+from tests.documentation.test_metrics import keys_in
 from vit_jax.evals import selection
 from vit_jax.evals.selection import Criterion
 from vit_jax.schema import to_plain
+from vit_jax.training import loop
 
 
 def config(**evals):
@@ -44,6 +46,11 @@ def test_other_data_are_not_a_validation_split():
 
 def test_run_without_evaluations_has_no_criterion():
   assert selection.select_criterion(BOTH, ["seed", "steps", "images_per_second"]) is None
+
+
+def test_numbers_of_a_result_that_are_not_figures_are_known():
+  others = {"config_sha256", "weights_sha256", "packages", "goodput"}  # not numbers
+  assert keys_in(loop.collect_metadata) - others | {"skipped_images"} == selection.NOT_FIGURES
 
 
 def test_runs_share_a_validation_figure_or_are_compared_on_test():
