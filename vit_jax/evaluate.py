@@ -43,6 +43,7 @@ from vit_jax.evals.table import BoundEval
 from vit_jax.importers import surgery
 from vit_jax.inference import stored
 from vit_jax.parallel import sharding
+from vit_jax.schema.errors import format_names
 from vit_jax.storage import files, paths
 from vit_jax.training import build, loop, run_evaluation, steps
 from vit_jax.training.bound_run import BoundRun
@@ -240,14 +241,29 @@ def import_weights(experiment: Experiment, own: bool) -> steps.State[jax.Array]:
   arrays, averages = loop.load_starting_weights(experiment, "--weights"), {}
   if shapes.ema and own:
     classes = experiment.images.source.classes
-    of_task = {path: leaf.shape for path, leaf in shapes.ema.items() if path not in experiment.model.shapes()}
     fitted, _ = importers.load_fitted(
-      init.from_, experiment.model.description, init.head, ema=True, classes=classes, task_shapes=of_task
+      init.from_,
+      experiment.model.description,
+      init.head,
+      ema=True,
+      classes=classes,
+      task_shapes=experiment.task_shapes,
+      fixed_norm=experiment.has_fixed_norm,
     )
     averages = surgery.stack(fitted, tuple(shapes.ema))
+    _check_complete(averages, shapes.ema, init.from_)
+  _check_complete(arrays, shapes.params, init.from_)
   params = {path: sharding.place_array(arrays[path], shape.sharding) for path, shape in shapes.params.items()}
   ema = {path: sharding.place_array(averages[path], shapes.ema[path].sharding) for path in averages}
   return steps.State(jnp.zeros((), jnp.int32), params, ema, optimizer=None)
+
+
+def _check_complete(arrays: Mapping[str, object], shapes: Mapping[str, object], path: str) -> None:
+  """Raises ConfigError if weights lack a parameter of the run."""
+  if missing := sorted(shapes.keys() - arrays.keys()):
+    raise schema.ConfigError(
+      f"{path}: lacks {format_names(missing)} in the form that the run needs. Use weights of a run with the same task"
+    )
 
 
 def _check_labelling(arguments: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests import runs, small_weights
-from vit_jax import importers
+from vit_jax import evaluate, importers
 from vit_jax.corpora import builders
 from vit_jax.importers import task_parameters
 from vit_jax.importers.formats.lazy_tensors import Tensor
@@ -122,11 +122,16 @@ def write(tmp_path, content):
   return tmp_path / "checkpoint.pth"
 
 
-def start(path, recipe, **changes):
-  """Returns the task of a run that starts from a file, its weights, and the notes."""
+def build_run(path, recipe, **changes):
+  """Builds a run that starts from a file."""
   builders.prepare_dataset("digits")
   run = runs.run(f"configs/{recipe}.py:glyphs", RUN, init__from=str(path), **changes)
-  made = build.build(dataclasses.replace(run, evals={}), jax.devices()[:1])
+  return build.build(dataclasses.replace(run, evals={}), jax.devices()[:1])
+
+
+def start(path, recipe, **changes):
+  """Returns the task of a run that starts from a file, its weights, and the notes."""
+  made = build_run(path, recipe, **changes)
   weights, notes = made.weights()
   assert weights.keys() <= made.state_shapes.params.keys()
   return made.task, weights, "\n".join(notes)
@@ -204,6 +209,44 @@ def test_head_of_another_form_is_new(tmp_path, changes, reason):
   assert re.search(f"task/head: new values, because {reason}", notes)
   assert "task/center: new values, because task/head is new" in notes
   assert not any(path.startswith("task/") for path in weights) and weights.keys() >= ARRAYS.keys()
+
+
+@pytest.mark.parametrize(("fixed", "plain", "last_layer", "reason"), [
+  (True, False, "plain", "only the file has task/head/last/scale"),
+  (True, False, "weight_norm", None),
+  (False, False, "fixed_norm", "only the file has task/head/last/scale"),
+  (False, True, "fixed_norm", "the last layer of the weights has no normalisation"),
+  (False, True, "weight_norm", "only the task has task/head/last/scale"),
+  (False, True, "plain", None),
+])  # fmt: skip
+def test_heads_are_used_only_with_the_same_normalisation(tmp_path, fixed, plain, last_layer, reason):
+  _, weights, notes = start(write(tmp_path, dino(fixed=fixed, plain=plain)[0]), "dino", task__last_layer=last_layer)
+  assert ("task/head/last/kernel" in weights) == (reason is None)
+  assert reason is None or f"task/head: new values, because {reason}" in notes
+
+
+@pytest.mark.parametrize(("stored", "fixed", "used"), [
+  ("fixed_norm", True, True), ("fixed_norm", False, False), ("plain", True, False), ("plain", False, True),
+])  # fmt: skip
+def test_workdirs_of_both_forms_without_a_scale_are_distinguished(stored, fixed, used):
+  arrays = {"cls": np.ones(4, np.float32), "task/head/last/kernel": np.ones((3, 5), np.float32)}
+  found = task_parameters.find_workdir_parameters(arrays, {"task": {"name": "dino", "last_layer": stored}})
+  kept, notes = task_parameters.fit_task(found, {"task/head/last/kernel": (3, 5)}, fixed)
+  assert (kept.keys() == {"task/head/last/kernel"}, not notes) == (used, used)
+
+
+def test_centre_next_to_the_backbone_is_used():
+  tensors = {f"teacher.{name}": tensor for name, tensor in state(Head(K), "head.").items()}
+  for number, name in enumerate(("dino_loss.center", "teacher.dino_loss.center")):
+    tensors[name] = np.full((1, K), number, np.float32)
+  found = task_parameters.find_task_tensors(tensors, "teacher.backbone.")
+  assert found["task/center"].name == "teacher.dino_loss.center"
+
+
+def test_evaluation_of_weights_without_the_heads_of_the_task_is_an_error(tmp_path):
+  made = build_run(write(tmp_path, dino()[0]), "dino", task__prototypes=30)
+  with pytest.raises(ConfigError, match=r"checkpoint\.pth: lacks .*task/center.* in the form that the run needs"):
+    evaluate.import_weights(made, own=False)
 
 
 def test_heads_are_new_if_the_file_has_none_or_if_the_config_requires_it(tmp_path):

@@ -168,6 +168,16 @@ def test_a_gram_teacher_of_other_images_is_an_error():
   assert "gram" in gram_task(normalised={"mean": (0.5, 0.5, 0.5)}).frozen
 
 
+@pytest.mark.parametrize(("teacher", "expected"), [("weight_norm", "weight_norm"), ("plain", "plain")])
+@pytest.mark.parametrize("student", ["weight_norm", "fixed_norm", "plain"])
+def test_heads_of_a_frozen_teacher_keep_their_own_normalisation(teacher, expected, student):
+  shapes = MODEL.shapes() | jax.eval_shape(task(last_layer=teacher).init, jax.random.key(0))
+  frozen = FrozenModel(MODEL, shapes, dict, "task.teacher", "large", (), {})
+  stage = task(frozen, teacher="large", last_layer=student)
+  assert [head.last for head in stage.teacher_heads] == [expected] * 2
+  assert stage.head.last == student
+
+
 def gram_task(normalised=None, **arguments):
   frozen = FrozenModel(MODEL, MODEL.shapes(), dict, "task.gram.teacher", "earlier", (), normalised or {})
   return task(frozen, gram=Choice("anchor", {"teacher": "earlier", "weight": 2.0} | arguments))

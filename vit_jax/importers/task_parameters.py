@@ -7,7 +7,7 @@ DINOv2), iBOTHead, DINOLoss and iBOTLoss. Files of a backbone alone have no head
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,9 +61,11 @@ def find_task_tensors(tensors: Tensors, root: str) -> dict[str, TaskTensor]:
       result |= _find_head({n.removeprefix(prefix): (n, t) for n, t in tensors.items() if n.startswith(prefix)}, path)
   if not result:
     return {}
+  starts = [*(root[: match.end()] for match in re.finditer(r"\.", root)), ""]
   for word, path in _CENTERS.items():
-    for start in {"", *(root[: match.end()] for match in re.finditer(r"\.", root))}:
-      if (name := start + word) in tensors and len(tensors[name].shape) in (1, 2, 3):
+    # The centre of the longest prefix belongs to this backbone.
+    for name in (start + word for start in sorted(starts, key=len)):
+      if name in tensors and len(tensors[name].shape) in (1, 2, 3):
         result[path] = TaskTensor(name, _convert(name, tensors[name], _flatten))
   ending = tuple(f".{token}" for token in _TOKENS)
   own, others = [root + token for token in _TOKENS], [name for name in tensors if name.endswith(ending)]
@@ -121,7 +123,27 @@ def _remove_repeated_head(tensors: Tensors) -> Tensors:
   return {path: tensor for path, tensor in tensors.items() if not _is_in(path, PATCH_HEAD)}
 
 
-def fit_task(tensors: Tensors, shapes: Shapes) -> tuple[dict[str, np.ndarray], list[str]]:
+def find_workdir_parameters(
+  arrays: Mapping[str, np.ndarray], config: Mapping[str, Any] | None
+) -> dict[str, np.ndarray]:
+  """Returns the parameters of the task of a workdir.
+
+  Prototypes of length one get a scale of ones, as in the files of the authors. A kernel without a scale is therefore
+  always the kernel of a last layer without normalisation.
+
+  Args:
+    arrays: parameters of a run by path.
+    config: the plain config of the run, or None if it is unknown.
+  """
+  result = {path: array for path, array in arrays.items() if path.startswith("task/")}
+  if ((config or {}).get("task") or {}).get("last_layer") == "fixed_norm":
+    for head in (HEAD, PATCH_HEAD):
+      if (kernel := result.get(f"{head}/last/kernel")) is not None:
+        result[f"{head}/last/scale"] = np.ones(kernel.shape[1], np.float32)
+  return result
+
+
+def fit_task(tensors: Tensors, shapes: Shapes, fixed_norm: bool = False) -> tuple[dict[str, np.ndarray], list[str]]:
   """Selects and reads the parameters that a task can use.
 
   A head is used if all of its parameters have the shapes of the task. Otherwise the whole head is new, because layers
@@ -131,6 +153,7 @@ def fit_task(tensors: Tensors, shapes: Shapes) -> tuple[dict[str, np.ndarray], l
   Args:
     tensors: parameters of a task by path, from weights.
     shapes: shapes of the parameters of the task. If empty, no tensor is read.
+    fixed_norm: whether the prototypes of the task have length one. The task then uses a kernel with a scale of ones.
 
   Returns:
     The parameters to use, and a note for each head and centre that is new.
@@ -146,11 +169,15 @@ def fit_task(tensors: Tensors, shapes: Shapes) -> tuple[dict[str, np.ndarray], l
   for group, needed in _list_groups(shapes):
     wanted = {path: shape for path, shape in shapes.items() if _is_in(path, group)}
     found = {path: tensor for path, tensor in tensors.items() if _is_in(path, group)}
-    scale = f"{group}/last/scale"
-    if scale not in wanted and scale in found and np.all(np.asarray(found[scale]) == 1):  # prototypes of length one
-      del found[scale]
+    scale, unscaled = f"{group}/last/scale", False
+    if fixed_norm and f"{group}/last/kernel" in wanted:
+      unscaled = f"{group}/last/kernel" in found and scale not in found
+      if scale in found and np.all(np.asarray(found[scale]) == 1):
+        del found[scale]
     reason = None
-    if not found:
+    if unscaled:
+      reason = "the last layer of the weights has no normalisation"
+    elif not found:
       reason = "the weights have none"
     elif missing := [new for new in needed if not any(_is_in(path, new) for path in result)]:
       reason = f"{missing[0]} is new"

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from vit_jax import checkpoints
+from vit_jax.checkpoints import provenance
 from vit_jax.config import extensions
 from vit_jax.importers import class_order, layout, position_tables, row_names, subtrees, surgery, task_parameters
 from vit_jax.importers.formats import containers
@@ -225,7 +226,7 @@ def read(
       raise NotFiniteError(f"{path}: {error}") from error
     description = Description.from_json(about.get("model")).unscan()
     parameters = surgery.unstack(arrays, layout.compute_shapes(description))
-    task = {name: array for name, array in arrays.items() if name.startswith("task/")}
+    task = task_parameters.find_workdir_parameters(arrays, provenance.stored_config(path, about))
     return Weights(description, parameters, [], class_order.read_class_names(about), task)
   recognised = inspect(path, hints, likely, ema, prefix)
   try:
@@ -300,7 +301,7 @@ def open_frozen(
     again = read(path, None, ema, prefix)
     fitted, _ = surgery.fit(again.arrays, source, target, "keep")
     arranged = class_order.arrange_outputs(fitted, target, names, classes)[0]
-    return arranged | {path: np.asarray(again.task[path]) for path in task}
+    return arranged | {name: np.asarray(again.task[name]) for name in task}
 
   try:
     notes = [*notes, *class_order.arrange_outputs({}, target, names, classes)[1]]
@@ -323,6 +324,7 @@ def load_fitted(
   prefix: str | None = None,
   classes: Sequence[str] = (),
   task_shapes: Mapping[str, tuple[int, ...]] | None = None,
+  fixed_norm: bool = False,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Returns the parameters of a file, adapted to a model.
 
@@ -337,6 +339,7 @@ def load_fitted(
     classes: class names of the data.
     task_shapes: shapes of the parameters of a task that the weights may contain, by path. See
       `task_parameters.fit_task`.
+    fixed_norm: whether the prototypes of the task have length one.
 
   Returns:
     The parameters by path, layer by layer, and notes about all changes.
@@ -355,7 +358,7 @@ def load_fitted(
     fitting, notes = surgery.fit(arrays, source, target, head)
     kept = head != "new" and source.classes == target.classes
     fitting, moved = class_order.arrange_outputs(fitting, target, names if kept else (), classes, strict=head == "keep")
-    kept_task, new = task_parameters.fit_task(task, task_shapes or {})
+    kept_task, new = task_parameters.fit_task(task, task_shapes or {}, fixed_norm)
     return fitting | kept_task, [*notes, *moved, *known, *new]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error

@@ -23,7 +23,7 @@ from vit_jax.models import resizing
 from vit_jax.models.sizes import Hidden, Width, sides
 from vit_jax.schema import Choice, ConfigError, Momentum, NonNegative, Range, enter_key, make
 from vit_jax.selfsup import losses, patch_masks, targets
-from vit_jax.selfsup.heads import ProjectionHead
+from vit_jax.selfsup.heads import LastLayer, ProjectionHead
 from vit_jax.selfsup.patch_masks import PatchMasks
 from vit_jax.selfsup.paths import CENTER, HEAD, PATCH_CENTER, PATCH_HEAD, TOKEN
 from vit_jax.selfsup.resize import resize_patches
@@ -173,11 +173,12 @@ class Dinov2(SelfDistillation):
             "teacher",
           )
         layers = sum(path.startswith(f"{mlp}/layer") and path.endswith("/kernel") for path in shapes)
-        heads.append(ProjectionHead(width, prototypes, bottleneck, hidden, layers, head.last))
+        form: LastLayer = "weight_norm" if f"{last}/last/scale" in shapes else "plain"
+        heads.append(ProjectionHead(width, prototypes, bottleneck, hidden, layers, form))
     return heads[0], heads[1]
 
   def _check_teacher(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ConfigError if the heads of a frozen teacher have another form than those of the student."""
+    """Raises ConfigError if the heads of a frozen teacher are shared in another way than those of the student."""
     last = "all"
     if f"{PATCH_HEAD}/last/kernel" in shapes:
       last = "none" if f"{PATCH_HEAD}/layer0/kernel" in shapes else "mlp"
@@ -186,13 +187,6 @@ class Dinov2(SelfDistillation):
       raise ConfigError(
         f"{self.teacher} has {found}, but the student has sharing={self.sharing!r}. Use the workdir of a "
         "dinov2 run with the same sharing",
-        "teacher",
-      )
-    if (f"{HEAD}/last/scale" in shapes) != (self.last_layer == "weight_norm"):
-      form = "with" if f"{HEAD}/last/scale" in shapes else "without"
-      raise ConfigError(
-        f"{self.teacher} has prototypes {form} weight normalisation, but the student has "
-        f"last_layer={self.last_layer!r}",
         "teacher",
       )
 

@@ -103,6 +103,17 @@ class Experiment:
     """Shapes of the state, with shardings."""
     return self.program.state_shapes
 
+  @functools.cached_property
+  def task_shapes(self) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters of the task by path."""
+    of_model = self.model.shapes()
+    return {path: leaf.shape for path, leaf in self.state_shapes.params.items() if path not in of_model}
+
+  @property
+  def has_fixed_norm(self) -> bool:
+    """Returns whether the task is self-distillation with prototypes of length one."""
+    return self.run.task.args.get("last_layer") == "fixed_norm"
+
   @property
   def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of a batch by name, with shardings."""
@@ -152,10 +163,17 @@ class Experiment:
     if init.from_ is None:
       return {}, []
     classes = self.images.source.classes
-    own = {path: leaf.shape for path, leaf in self.state_shapes.params.items() if path not in self.model.shapes()}
+    own = self.task_shapes
     with options.use_form("config.init"):
       arrays, notes = importers.load_fitted(
-        init.from_, self.model.description, init.head, init.ema, init.prefix, classes, own if init.head != "new" else {}
+        init.from_,
+        self.model.description,
+        init.head,
+        init.ema,
+        init.prefix,
+        classes,
+        own if init.head != "new" else {},
+        self.has_fixed_norm,
       )
     stacked = surgery.stack(arrays, tuple(self.model.shapes()))
     kept = {path: arrays[path] for path in own if path in arrays}
