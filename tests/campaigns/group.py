@@ -5,11 +5,12 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+
+from tests import ports
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 COUNT = 4
@@ -37,7 +38,7 @@ class Group:
     """
     each, faults, folders, limits = (options.pop(key, {}) for key in ("each", "faults", "folders", "limit"))
     environment = options.pop("environment", {})
-    port = options.pop("port", None) or free_port()
+    port = options.pop("port", None) or ports.find_free_port()
     self.processes, self.files = {}, {}
     for i in range(count):
       if i in absent:
@@ -116,13 +117,6 @@ class Group:
     """Checks that the end of the output of each of these processes (default: all) matches a pattern."""
     for i in which or self.processes:
       assert re.search(pattern, self.text(i)[-6000:]), f"process {i} does not say {pattern!r}:\n{self.text(i)[-2000:]}"
-
-
-def free_port() -> int:
-  """Returns a free TCP port of this machine."""
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return probe.getsockname()[1]
 
 
 def others(*without: int) -> list[int]:

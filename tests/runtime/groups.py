@@ -9,10 +9,10 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import sys
 import time
 
+from tests import ports
 from vit_jax import cli, config, runtime
 from vit_jax.runtime import watch
 from vit_jax.schema import ConfigError
@@ -44,10 +44,10 @@ def run_process(group):
   """Runs one process of a group."""
   if group == "missing":
     runtime.start(patience=2.0)
-  limits = config.Limits(peer=5 if group in ("first", "silent") else 60, stop=60, step=60)
+  limits = config.Limits(peer=10 if group in ("first", "silent") else 60, stop=60, step=60)
   if group == "talk":
     watch.ACT = 60.0  # the group tests agreement, also on a machine that is paused for seconds
-  runtime.start()
+  runtime.start(patience=120.0)
   if group == "talk":
     with contextlib.suppress(ConfigError), runtime.Watch(limits):
       try:
@@ -66,7 +66,7 @@ def run_process(group):
 
 
 def fork_process(folder, group, number, count, port):
-  """Starts a process of a group and returns its pid."""
+  """Starts a process of a group, whose process 0 listens at the port, and returns its pid."""
   if pid := os.fork():
     return pid
   with open(folder / f"{group}-{number}", "w") as file:
@@ -81,24 +81,32 @@ def fork_process(folder, group, number, count, port):
   sys.exit(0)
 
 
+def wait_for_ready(log, pid):
+  """Waits until a process has written "ready", and fails with its output if it ends before."""
+  while not log.exists() or "ready" not in log.read_text():
+    end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if end and "ready" not in log.read_text():
+      raise RuntimeError(f"{log.name} ended with status {end.si_status}: {log.read_text()}")
+    time.sleep(0.1)
+
+
 def main(folder: pathlib.Path) -> None:
   """Starts all processes, sends signals to two of them, and waits for all."""
   processes = {}
   for group, count in (("talk", 3), ("mistake", 2), ("first", 2), ("silent", 2), ("missing", 2)):
-    with socket.socket() as probe:
-      probe.bind(("127.0.0.1", 0))
-      port = probe.getsockname()[1]
+    port = ports.find_free_port()
     processes |= {(group, i): fork_process(folder, group, i, count, port) for i in range(count)}
-  for (group, number), number_of_signal in ((("first", 0), signal.SIGKILL), (("silent", 1), signal.SIGSTOP)):
-    while not (log := folder / f"{group}-1").exists() or "ready" not in log.read_text():
-      time.sleep(0.1)
-    os.kill(processes[group, number], number_of_signal)
-  codes = {}
-  for (group, number), pid in processes.items():
-    if (group, number) != ("silent", 1):
-      codes[f"{group}-{number}"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-  os.kill(processes["silent", 1], signal.SIGKILL)
-  (folder / "codes.json").write_text(json.dumps(codes))
+  try:  # the forks leave `main` before this line
+    for (group, number), number_of_signal in ((("first", 0), signal.SIGKILL), (("silent", 1), signal.SIGSTOP)):
+      wait_for_ready(folder / f"{group}-1", processes[group, 1])
+      os.kill(processes[group, number], number_of_signal)
+    codes = {}
+    for key in [each for each in processes if each != ("silent", 1)]:
+      codes["{}-{}".format(*key)] = os.waitstatus_to_exitcode(os.waitpid(processes.pop(key), 0)[1])
+    (folder / "codes.json").write_text(json.dumps(codes))
+  finally:
+    for pid in processes.values():
+      os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

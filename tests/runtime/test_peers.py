@@ -70,7 +70,7 @@ def test_last_line_without_process_0_names_the_next_step(group):
 def test_silent_process_is_named(group):
   codes, texts = group("silent")
   assert codes == [134]
-  assert "process 1 has been silent for 5 s" in texts[0]
+  assert "process 1 has been silent for 10 s" in texts[0]
 
 
 @pytest.mark.long

@@ -3,13 +3,12 @@
 import contextlib
 import json
 import signal
-import socket
 
 import jax
 import numpy as np
 import pytest
 
-from tests import runs, self_distillation
+from tests import ports, runs, self_distillation
 from vit_jax import checkpoints
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.parallel import sharding
@@ -30,10 +29,7 @@ def start_pair(*commands):
 
 def placed_pair(module, *words):
   """Starts two processes over loopback, with two devices each, that run a module."""
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
-  placed = {"VITJAX_COORDINATOR": f"127.0.0.1:{port}", "VITJAX_PROCESSES": "2"}
+  placed = {"VITJAX_COORDINATOR": f"127.0.0.1:{ports.find_free_port()}", "VITJAX_PROCESSES": "2"}
   return [runs.start(module, *words, devices=2, VITJAX_PROCESS=str(i), **placed) for i in range(2)]
 
 

@@ -1,0 +1,26 @@
+"""Ports of this machine for servers in tests."""
+
+import errno
+import random
+import socket
+
+
+def find_free_port() -> int:
+  """Returns a free TCP port below the ports that systems give to outgoing connections.
+
+  A port from those ranges (Linux: from 32768) could be taken by a connection before the server of the test starts.
+
+  Raises:
+    OSError: no port was free in 100 attempts.
+  """
+  for _ in range(100):
+    port = random.SystemRandom().randrange(20000, 32768)
+    with socket.socket() as probe:
+      try:
+        probe.bind(("127.0.0.1", port))
+      except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+          raise
+      else:
+        return port
+  raise OSError(errno.EADDRINUSE, "no free port between 20000 and 32767")
