@@ -40,6 +40,9 @@ def main(words: Sequence[str] | None = None) -> None:
 
   Args:
     words: arguments. The default is the arguments of the command line.
+
+  Raises:
+    ConfigError: a flag or the config is invalid, or the run fits on none of the slices.
   """
   args, slices, run = parse_flags(words)
   plans = []
@@ -58,6 +61,8 @@ def main(words: Sequence[str] | None = None) -> None:
         if args.json:  # after each plan, so that an error in the next one loses no result
           files.write_text(args.json, json.dumps([dataclasses.asdict(p) for p in plans + made], indent=2) + "\n")
       plans += search.rank_plans(made)
+  if all(plan.problem for plan in plans):
+    raise ConfigError(describe_problems(plans))
   print(f"\n{tables.format_plans(plans)}\n\n{tables.METHOD}")
 
 
@@ -102,6 +107,23 @@ def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[h
     raise ConfigError(f"--json: the folder {args.json.absolute().parent} does not exist. Create it first")
   overrides = args.overrides | {"init.from": "none"}  # a plan reads no weights, although the recipe may require some
   return args, args.topology, build.complete(config.resolve(flags.load_config(args.config, overrides)))
+
+
+def describe_problems(plans: Sequence[estimate.Plan]) -> str:
+  """Returns the problems of plans in one line, with the slices that each concerns. Long lists are not repeated.
+
+  Args:
+    plans: plans, each with a problem. Their lines have been printed.
+
+  Returns:
+    The problems, as in "v3-8, v3-32: config.batch: 1,023 cannot be divided over 8 devices".
+  """
+  slices: dict[str, list[str]] = {}
+  for plan in plans:
+    slices.setdefault(str(plan.problem), []).append(plan.rented)
+  if len(slices) > 3:
+    return f"no setting fits on {', '.join(dict.fromkeys(plan.rented for plan in plans))}. See the reasons above"
+  return "; ".join(f"{', '.join(dict.fromkeys(names))}: {problem}" for problem, names in slices.items())
 
 
 def print_model(run: BoundRun, whole: bool) -> None:
