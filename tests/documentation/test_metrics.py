@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from docs.generated import docstrings, metrics_page
 from tests.documentation import extraction
 from tests.documentation.test_site import generate
 from vit_jax import evals, evaluate, fewshot, tasks
@@ -14,7 +15,7 @@ from vit_jax.schema import Choice
 from vit_jax.tasks import dinov2, masked_patches, self_distillation
 from vit_jax.training import goodput, loop, steps, training_log
 
-METRICS = [metric for chapter in generate.metric_chapters() for metric in chapter["metrics"]]
+METRICS = [metric for chapter in metrics_page.read_chapters() for metric in chapter["metrics"]]
 FIGURES = {
   "accuracy": {"data": None, "classes": "all"},
   "fewshot": {"shots": (1, 10), "seeds": (0, 1), "probes": {"ridge": Choice("ridge"), "knn20": Choice("knn")}},
@@ -72,7 +73,7 @@ def names_of_results():
 
 def names_of_evaluations():
   """Returns the names of the figures of all shipped evaluations."""
-  shipped = {name for name, kind in evals.KINDS.items() if generate.is_ours(kind.measure)}
+  shipped = {name for name, kind in evals.KINDS.items() if docstrings.is_shipped(kind.measure)}
   assert shipped == FIGURES.keys()
   return {figure for name, arguments in FIGURES.items() for figure in evals.KINDS[name].figures(arguments)}
 
@@ -103,7 +104,7 @@ def test_a_definition_has_a_unit_a_sentence_and_places():
 
 def test_words_of_the_screen_are_those_of_the_code():
   source = "".join(inspect.getsource(module) for module in (training_log, goodput, loop))
-  for chapter in generate.metric_chapters():
+  for chapter in metrics_page.read_chapters():
     for metric in chapter["metrics"]:
       words = metric.get("screen", "loss")
       assert words in source or words in {each.headline for each in tasks.TASKS.values()} | {"accuracy"}, words
@@ -111,6 +112,6 @@ def test_words_of_the_screen_are_those_of_the_code():
 
 
 def test_the_page_contains_every_definition():
-  page = generate.pages()["reference/metrics.md"]
+  page = generate.make_pages()["reference/metrics.md"]
   assert all(f"- `{metric['name']}` (" in page for metric in METRICS)
   assert "reference/metrics.md" in (extraction.ROOT / "mkdocs.yml").read_text()

@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+from docs.generated import docstrings
 from launch import errors as launch_errors
 from launch import flags as launch_flags
 from tests import browser
@@ -43,7 +44,7 @@ TABLES = {
 @functools.cache
 def pages():
   """Returns {path: text} of the generated pages."""
-  return generate.pages()
+  return generate.make_pages()
 
 
 def paths(nav):
@@ -66,7 +67,7 @@ def keys_of(page):
 def shipped(choices):
   """Returns {name: functions} of a table, without names that other tests have registered."""
   entries = {name: entry if isinstance(entry, tuple) else (entry,) for name, entry in choices.items()}
-  return {name: each for name, each in entries.items() if generate.is_ours(each[0])}
+  return {name: each for name, each in entries.items() if docstrings.is_shipped(each[0])}
 
 
 def test_the_navigation_names_every_page_once():
