@@ -126,7 +126,11 @@ def test_best_setting_on_held_out_shots_is_selected(weights, name):
     ({"probes": {"a": {"name": "ridge", "l2": ()}}}, r"probes.a.l2: no value"),
     ({"probes": {"a": {"name": "ridge", "l2": (0.0,)}}}, r"probes.a.l2\[0\]: 0.0 is out of range"),
     ({"shots": "al"}, r"config.evals.digits.shots: cannot read 'al'|'al' is not a list"),
-    ({"features": "cls"}, r"config.evals.digits.*'cls' needs a class token, but the model does not have one"),
+    (
+      {"features": "cls"},
+      r"config.evals.digits.features: 'cls' needs a class token, but the model does not have one. Use "
+      r"--config.evals.digits.features=patches or 'head'",
+    ),
     ({"features": "class"}, r"features: 'class' is not a choice.*'cls'"),
     ({"batch": 15}, r"config.evals.digits.batch: 15 cannot be divided over 2 devices"),
   ],

@@ -117,7 +117,8 @@ def fewshot(
   sides = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
   classes = len(sides["train"].classes)
   _check_data(sides, shots, seeds, probes)
-  subject.features(data, features)  # a model without a class token causes an error before any computation
+  with enter_key("features"):
+    subject.features(data, features)  # a model without a class token causes an error before any computation
   grids = [values for probe in probes.values() for values in probe.args.values() if isinstance(values, tuple)]
   choosing = held_out if any(len(values) > 1 for values in grids) else 0
   labels = {side: functools.cache(functools.partial(_read_labels, source)) for side, source in sides.items()}

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models.intermediates import record
-from vit_jax.schema import ConfigError, format_amount
+from vit_jax.schema import ConfigError, format_amount, get_current_key
+from vit_jax.schema.texts import format_flag
 from vit_jax.shapes import Array, Float, Shaped, Tensor
 
 Features = Literal["head", "cls", "patches", "cls_patches"]
@@ -99,7 +100,9 @@ def select_features(kind: Features, prefix: Mapping[str, int]) -> Callable[[Outp
     ConfigError: if the kind needs a class token that the model does not have.
   """
   if "cls" in kind and "cls" not in prefix:
-    raise ConfigError(f"{kind!r} needs a class token, but the model does not have one. Allowed: 'head', 'patches'")
+    key = get_current_key()
+    fix = f"Use {format_flag(key.lstrip('-'), 'patches')}" if key.startswith(("config.", "--")) else "Use 'patches'"
+    raise ConfigError(f"{kind!r} needs a class token, but the model does not have one. {fix} or 'head'")
   first = sum(prefix.values())
 
   def features(output: Output) -> Float[Array, "B F"]:

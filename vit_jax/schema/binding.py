@@ -278,7 +278,11 @@ def _convert_dataclass(value: object, kind: type) -> Any:
 
 def _convert_mapping(value: object, kind: object) -> dict[str, Any]:
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
-    raise ConfigError(f"{show(value)} is not a set of named entries. Write dict(...)")
+    key = get_current_key("NAME")
+    raise ConfigError(
+      f"{show(value)} is not a set of named entries. Set an entry with --{key}.name=..., or remove it with "
+      f"--{key}=default"
+    )
   result = {}
   for key, entry in value.items():
     with enter_key(str(key)):
