@@ -151,14 +151,23 @@ def test_corpus_accepts_the_keys_of_every_reader():
     assert chosen.keys() == {"name", *keys}
 
 
-def test_check_exits_with_1_for_bad_images_and_0_otherwise(tmp_path, capsys):
-  photos = folders.folder(tmp_path / "photos", 3)
-  (photos / "train/cat/torn.jpg").write_bytes(b"x")
-  words = [f"--check={photos}", f"--move-bad={tmp_path / 'aside'}"]
-  with pytest.raises(SystemExit) as ended:
-    prepare.main(words)
-  out = capsys.readouterr().out
-  assert ended.value.code == 1
-  assert out.startswith("bad: train/cat/torn.jpg: not a complete image") and "1 bad, 1 moved to" in out
-  prepare.main(words)
-  assert capsys.readouterr().out.endswith("\nno bad image\n")
+def test_check_exits_with_1_exactly_if_bad_images_remain(tmp_path, capsys):
+  photos, aside = folders.folder(tmp_path / "photos", 3), tmp_path / "aside"
+  torn = photos / "train/cat/torn.jpg"
+  torn.write_bytes(b"x")
+  check, move = [f"--check={photos}"], [f"--check={photos}", f"--move-bad={aside}"]
+
+  def run(words, code):
+    if code:
+      with pytest.raises(SystemExit) as ended:
+        prepare.main(words)
+      assert ended.value.code == code
+    else:
+      prepare.main(words)
+    return capsys.readouterr().out
+
+  assert run(check, 1).startswith("bad: train/cat/torn.jpg: not a complete image")
+  assert "1 bad, 1 moved to" in run(move, 0)
+  assert run(check, 0).endswith("\nno bad image\n")
+  torn.write_bytes(b"x")  # the other folder already contains a file of this name
+  assert "1 bad, 0 moved to" in run(move, 1)

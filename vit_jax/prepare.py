@@ -14,8 +14,8 @@ the classes, and outliers.
 
     python -m vit_jax.prepare --check=/photos [--move-bad=DIR]
 
-decodes every image of a folder and lists the bad ones. Exit code 1 means that there are bad images. --move-bad moves
-them to another folder.
+decodes every image of a folder and lists the bad ones. --move-bad moves them to another folder. Exit code 0 means that
+all images in the folder are good, after the move. Exit code 1 means that bad images remain in it.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def draw_contact_sheet(arguments: argparse.Namespace) -> list[str]:
 
 
 def check_folder(arguments: argparse.Namespace) -> None:
-  """Checks an image folder and prints the result. Ends the program with exit code 1 if images are bad.
+  """Checks an image folder and prints the result. Ends the program with exit code 1 if bad images remain in the folder.
 
   Args:
     arguments: parsed flags.
@@ -123,13 +123,13 @@ def check_folder(arguments: argparse.Namespace) -> None:
     ConfigError: the folder cannot be read.
   """
   try:
-    lines, bad = check.check_images(
+    lines, remaining = check.check_images(
       paths.expand_home(arguments.check), arguments.move_bad and paths.expand_home(arguments.move_bad)
     )
   except ImageError as error:
     raise schema.ConfigError(str(error)) from error
   print(*lines, sep="\n")
-  if bad:
+  if remaining:
     sys.exit(1)
 
 
@@ -230,10 +230,10 @@ def _make_parser() -> cli.Parser:
     help="number of images that --show searches for outliers; default 4,096",
   )
   parser.add_argument(
-    "--check", type=cli.parse_path, metavar="PATH", help="decode all images of this folder and report bad ones"
+    "--check", type=cli.parse_path, metavar="PATH", help="decode all images of a folder; exit code 1 if bad ones remain"
   )
   parser.add_argument(
-    "--move-bad", type=cli.parse_path, metavar="DIR", help="with --check: directory to which bad images are moved"
+    "--move-bad", type=cli.parse_path, metavar="DIR", help="with --check: move bad images to DIR; code 0 if all move"
   )
   return parser
 

@@ -79,8 +79,8 @@ def test_bad_images_are_moved_and_a_second_check_finds_no_more(photos, tmp_path,
   before = names(photos)
   (photos / "dog/link.jpg").symlink_to("nowhere.jpg")
   stamp = (photos / "cat/torn.jpg").stat().st_mtime_ns
-  lines, count = check.check_images(photos, tmp_path / "aside")
-  assert (count, lines[-1]) == (6, f"6 bad, 6 moved to '{tmp_path}/aside'")
+  lines, remaining = check.check_images(photos, tmp_path / "aside")
+  assert (remaining, lines[-1]) == (0, f"6 bad, 6 moved to '{tmp_path}/aside'")
   assert names(photos) == before - BAD.keys()
   assert names(tmp_path / "aside") == {*BAD, "dog/link.jpg"}
   assert {name: (tmp_path / "aside" / name).read_bytes() for name in BAD} == BAD
@@ -95,7 +95,8 @@ def test_existing_file_is_never_replaced(photos, tmp_path, monkeypatch, disks):
   there = tmp_path / "aside/cat/torn.jpg"
   there.parent.mkdir(parents=True)
   there.write_bytes(b"mine")
-  lines, _ = check.check_images(photos, tmp_path / "aside")
+  lines, remaining = check.check_images(photos, tmp_path / "aside")
+  assert remaining == 1
   assert "not moved: cat/torn.jpg: a file of this name already exists" in lines
   assert lines[-1].startswith("5 bad, 4 moved")
   assert there.read_bytes() == b"mine" and (photos / "cat/torn.jpg").exists()

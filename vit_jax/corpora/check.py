@@ -151,7 +151,7 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple
     aside: destination for bad images, or None to leave them.
 
   Returns:
-    (lines that describe the folder, number of bad images).
+    (lines that describe the folder, number of bad images that remain in it).
 
   Raises:
     ConfigError: a folder is missing or unsuitable.
@@ -194,7 +194,7 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple
     *_compare_splits(root, before),
     f"{len(bad):,} bad{moved}" if bad else "no bad image",
   ]
-  return lines, len(bad)
+  return lines, len(stayed if aside else bad)
 
 
 def find_images(root: pathlib.Path) -> FolderFiles:
