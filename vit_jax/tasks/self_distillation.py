@@ -86,6 +86,7 @@ class SelfDistillation(Task):
 
   headline: ClassVar[str] = "teacher_entropy"
   classes: ClassVar[bool] = False
+  cuts_views: ClassVar[bool] = True
 
   def __post_init__(self) -> None:
     patch = masking.require_patch(self.supplied.model)

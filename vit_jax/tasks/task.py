@@ -104,9 +104,11 @@ class Task(Protocol):
 
   Attributes:
     classes: true if the task learns classes. Otherwise the model has no head.
+    cuts_views: true if `fields` contains views, which the task cuts and augments by its own rules.
   """
 
   classes: ClassVar[bool]
+  cuts_views: ClassVar[bool] = False
 
   @property
   @abc.abstractmethod

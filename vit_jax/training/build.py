@@ -81,6 +81,8 @@ def build(
     ConfigError: if the arguments are not compatible with the data, the model or the devices.
   """
   with enter_key("config.data"):
+    if training and tasks.TASKS[run.task.name].cuts_views:
+      _check_unused(run)
     source = loader.cache_fingerprint(open_split(run.data, "train"))
   grid = sharding.make_mesh(run.mesh, devices)
   check_batch(run.batch, run.optim.accumulate, grid, len(source) if training else run.batch, run.data.split)
@@ -110,9 +112,8 @@ def build(
   experiment = Experiment(run, grid, total, images, model, task, optimizer.schedule, program, measures)
   if not training:
     return experiment
-  if task.fields.views:
-    with enter_key("config.data"):
-      _check_unused(run)
+  if task.fields.views and not task.cuts_views:
+    raise ConfigError(f"config.task.name: {type(task).__name__} has views. Set its class attribute cuts_views to True")
   # Tracing the step reports errors here, before the devices are used.
   jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
   plain = model.description.change({"remat": "none"}) if "remat" in model.description.model.args else model.description
@@ -172,7 +173,9 @@ def make_task(
 
 
 def create_freeze(run: BoundRun, grid: jax.sharding.Mesh, classes: Sequence[str]) -> tasks.Freeze:
-  """Returns the function that describes the frozen models of a run's tasks. It opens each of them once.
+  """Returns the function that a task calls to get a frozen model, such as a teacher.
+
+  Calls with the same arguments open the weights only once.
 
   Args:
     run: a completed run.
