@@ -6,7 +6,8 @@ import pytest
 from tests import modules
 from tests.importers import originals
 from vit_jax import importers, models
-from vit_jax.schema import ConfigError
+from vit_jax.importers import layout
+from vit_jax.schema import Choice, ConfigError
 
 
 def outputs(description, arrays):
@@ -47,6 +48,16 @@ def test_dinov3_files_give_the_same_parameters_as_timm_files(qkv_bias, mlp):
     bias, mask = again["blocks.1.attn.qkv.bias"], again["blocks.1.attn.qkv.bias_mask"]
     np.testing.assert_array_equal(bias * mask, tensors["blocks.1.attn.qkv.bias"] * mask)
     assert np.array_equal(mask, tensors["blocks.1.attn.qkv.bias_mask"]) and not np.any(bias[64:128])
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "vit_small_patch14_reg4_dinov2"])
+def test_published_file_gets_the_name_of_the_model_list(name):
+  description = models.Description(Choice(name, {"position": "learned"}), 518, 0).bind()
+  shapes = layout.compute_shapes(description)
+  arrays = {path: np.broadcast_to(np.float32(0), shape) for path, shape in shapes.items()}
+  found = importers.recognise(importers.export_tensors(arrays, description, "dinov2"), {})
+  assert found.description.model.name == name
+  assert found.description.settings()["registers"] == description.settings()["registers"]
 
 
 @pytest.mark.parametrize("registers", [0, 4])

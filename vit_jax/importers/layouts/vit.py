@@ -220,13 +220,14 @@ def _choose_shortest(plain: Choice, row: Sizes, patch: int, hints: Hints, others
       changes.pop("layer_scale", None)  # tensors do not determine the initial value
     return Choice(name, changes | {key: b for key, a, b in zip(_SIZE, sizes, row, strict=True) if a != b})
 
-  def length(choice: Choice) -> tuple[bool, int, bool, bool]:
+  def length(choice: Choice) -> tuple[bool, int, bool, bool, bool]:
     other = modern.NAMES[choice.name]
     stated = known is not None and choice.name == known[0]
     return (
       not (stated and other.row == (row, patch)),
       len(choice.args),
       not stated,
+      "registers" in choice.args,  # prefers names with "reg4"
       other.image_size != hints.get("image_size"),
     )
 
