@@ -45,7 +45,7 @@ def test_prefix_of_another_type_is_an_error():
   assert contract.find_prefix("own", Least()) == {}
   assert contract.find_prefix("own", Least(prefix=nnx.data({"cls": 1}))) == {"cls": 1}
   for value in ("own/", 1, {"cls": 0}, {"cls": True}, {1: 1}):
-    with pytest.raises(ConfigError, match=r"model own: the attribute `prefix` of .* must be a dictionary.* Rename"):
+    with pytest.raises(ConfigError, match=r"model own: Least\.prefix is .* Expected a dictionary .* rename it"):
       contract.find_prefix("own", Least(prefix=nnx.data(value) if isinstance(value, dict) else value))
 
 

@@ -28,8 +28,8 @@ class Views:
     size: side S of the views in pixels.
     crop: random crop, a choice of `crops.CROPS`.
     policies: augmentation of each view, choices of `policies.POLICIES`. Their number is the number of views.
-    boxes_of: name of other views. Both then show the same boxes of the image, mirrored in the same way. With None, the
-      views have their own boxes.
+    boxes_of: name of other views. View i then shows the same box of the image as their view i, and is mirrored in the
+      same way. None draws boxes for these views alone.
   """
 
   name: str
@@ -108,7 +108,10 @@ def prepare_image(
 
 
 def prepare_views(fields: Fields, seed: int, flip: bool) -> Preparation:
-  """Returns the preparation of the views of an image. Each view has its own generators, except the boxes of `boxes_of`.
+  """Returns the preparation of the views of an image.
+
+  Box and augmentation of each view have random generators of their own. Views with `boxes_of` share the generators of
+  their boxes with the other views.
 
   Args:
     fields: the fields of the example.

@@ -67,9 +67,8 @@ def find_prefix(name: str, module: nnx.Module) -> Mapping[str, int]:
   )
   if not valid:
     raise ConfigError(
-      f"model {name}: the attribute `prefix` of {type(module).__name__} must be a dictionary with the number of tokens "
-      f"in front of the patches by name, such as {{'cls': 1}}, but it is {show(prefix)}. Rename an attribute that has "
-      "another meaning"
+      f"model {name}: {type(module).__name__}.prefix is {show(prefix)}. Expected a dictionary with the number of "
+      "tokens of each name in front of the patches, such as {'cls': 1}. If `prefix` has another meaning here, rename it"
     )
   return prefix
 

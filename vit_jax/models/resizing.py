@@ -1,4 +1,4 @@
-"""The same model for images of another size, with learned positions that are resampled in the forward pass."""
+"""A model for images of another size, with the same parameters. Learned positions are resampled in the forward pass."""
 
 import dataclasses
 import math
@@ -18,12 +18,13 @@ TABLE = "position/table"
 
 @dataclasses.dataclass(frozen=True)
 class ResizedModel:
-  """A model that takes the parameters of a model for another image size. `resize` creates it.
+  """A model for a new image size, and the conversion of parameters from the original size. `resize` creates it.
 
   Attributes:
     model: the model for the new size.
-    leading: number of rows of the position table in front of the patches.
-    weights: shares (new, old) of the rows and of the columns of the old grid. None if no table is resampled.
+    leading: number of rows in the position table before the rows of the patches.
+    weights: two matrices (new, old) that interpolate the rows and the columns of the grid. None if the model has no
+      position table, or if its size is the same.
   """
 
   model: Model
@@ -31,12 +32,16 @@ class ResizedModel:
   weights: tuple[np.ndarray, np.ndarray] | None
 
   def adapt(self, params: Mapping[str, Shaped[Tensor, "..."]]) -> dict[str, Shaped[Tensor, "..."]]:
-    """Returns the parameters of `model`: those of the original model with a resampled position table.
+    """Converts parameters of the model for the original size to parameters of `model`.
 
-    Gradients reach the original table.
+    Only the position table is changed, by resampling. The operation is differentiable, so a loss of `model` has a
+    gradient for the original table.
 
     Args:
       params: {path: array} of the model for the original size.
+
+    Returns:
+      {path: array} of `model`.
     """
     return {**params, TABLE: self._resample(params[TABLE])} if self.weights is not None else dict(params)
 

@@ -66,7 +66,7 @@ class Plan:
     method: source of `step_seconds`.
     limit: "arithmetic", "memory" or "links".
     shares: {limit: seconds that a step would need at the peak rate of this limit}.
-    parts: {part of a step: seconds}, see `sum_parts`. Empty if the cycles are unknown.
+    parts: {name of a part of the step: its time}, see `sum_parts`. Empty if the compiler gives no cycle estimates.
     images_per_second_per_chip: throughput of the run.
     mfu: model FLOPs utilisation.
     steps: number of steps of the run.

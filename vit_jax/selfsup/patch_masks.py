@@ -144,20 +144,24 @@ def draw_ratio_masks(
 def draw_blocks(
   key: PRNGKey, count: Scalar | Count, grid: tuple[int, int], min_area: float, max_area: float
 ) -> Bool[Array, "H W"]:
-  """Draws one mask of overlapping blocks (BEiT, Bao et al. 2022, algorithm 1).
+  """Draws one mask as a union of rectangular blocks (BEiT, Bao et al. 2022, algorithm 1).
 
-  The area of a block is uniform between `min_area` and the smaller of `max_area` and the number of missing patches. The
-  aspect ratio is log-uniform in [0.3, 1 / 0.3], and the position is uniform. A block is rejected in these cases:
+  Blocks are drawn until the mask has `count` patches, or until 10 blocks in a row were rejected. Let m be the number of
+  patches that the mask still lacks. A block is drawn in three steps:
 
-  - It is as long as the grid.
+  1. The area is uniform between `min_area` and min(m, `max_area`).
+  2. The aspect ratio is log-uniform in [0.3, 1 / 0.3].
+  3. The position is uniform.
+
+  A block is rejected in these cases:
+
+  - It is as high or as wide as the grid, or larger.
   - It masks no additional patch.
-  - It masks more patches than are missing.
-
-  The mask is complete if it has `count` patches, or after 10 rejected blocks in a row.
+  - It masks more than min(m, `max_area`) additional patches.
 
   Args:
     key: random key.
-    count: number of patches. The mask may have fewer, but not more.
+    count: wanted number of patches. The mask may have fewer patches, but not more.
     grid: numbers of patches (rows, columns).
     min_area: smallest area of a block in patches.
     max_area: largest area of a block in patches.

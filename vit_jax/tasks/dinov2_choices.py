@@ -17,9 +17,9 @@ def blocks(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), share: Fraction = 0
   """Returns the masks of DINOv2 and DINOv3: blocks of patches, see `patch_masks.draw_masks`.
 
   Args:
-    ratio: smallest and largest ratio of masked patches of a masked crop.
-    share: share of the crops with a mask.
-    fill: whether the number of masked patches is exact, as in DINOv3. In DINOv2 it is an upper limit.
+    ratio: limits (low, high) of the share of masked patches in a masked crop.
+    share: share of the crops that are masked.
+    fill: true masks exactly the drawn number of patches, as in DINOv3. False may mask fewer, as in DINOv2.
 
   Raises:
     ConfigError: if `ratio` is not in the order (low, high).
@@ -29,11 +29,12 @@ def blocks(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), share: Fraction = 0
 
 
 def ratios(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), shape: Literal["block", "random"] = "block") -> Drawer:
-  """Returns the masks of iBOT: half of the crops have a mask, see `patch_masks.draw_ratio_masks`.
+  """Returns the masks of iBOT, see `patch_masks.draw_ratio_masks`. Each crop has a mask with probability 0.5.
 
   Args:
-    ratio: smallest and largest ratio of masked patches of a masked crop. Each crop has its own ratio, which is uniform.
-    shape: "block" for blocks, "random" for single patches.
+    ratio: limits (low, high) of the share of masked patches. The share is drawn for each masked crop, uniformly between
+      the limits.
+    shape: "block" masks rectangles of patches, "random" masks single patches.
 
   Raises:
     ConfigError: if `ratio` is not in the order (low, high).
