@@ -145,6 +145,12 @@ def test_d13_the_reference_describes_every_flag_of_launch(verb):
   assert flags and [flag for flag in flags if not any(f"`{flag}`" in names for names in described)] == []
 
 
+@pytest.mark.parametrize("page", extraction.PAGES, ids=extraction.name_of)
+def test_links_to_generated_pages_name_the_website(page):
+  for paragraph in re.split(r"\n\n|\n- ", page.read_text()):
+    assert "website" in paragraph or not re.search(r"\]\((?:\.\./)*reference/", paragraph), paragraph
+
+
 def test_the_reference_contains_every_exit_code():
   text = pages()["reference/exit-codes.md"]
   found = {(title, int(code)) for title, code in re.findall(r"^### (\w+): (\d+)$", text, re.M)}

@@ -196,3 +196,19 @@ def test_one_and_eight_devices_take_the_same_steps():
 def test_a_mistake_names_its_key(changes, expected):
   with pytest.raises(ConfigError, match=expected):
     parts(**changes)
+
+
+def test_a_conflict_with_the_views_is_reported_before_missing_data():
+  missing = {"data__name": "folder", "data__path": "/nowhere"}
+  with pytest.raises(ConfigError, match=r"config\.data\.path: no folder '/nowhere'"):
+    parts(**missing)
+  with pytest.raises(ConfigError, match=r"config\.data\.crop: 'resize' has no effect"):
+    parts(**missing, data__crop="resize")
+
+
+def test_a_task_with_views_must_declare_them(monkeypatch):
+  monkeypatch.setattr(Dino, "cuts_views", False)
+  with pytest.raises(
+    ConfigError, match=r"config\.task\.name: Dino has views\. Set its class attribute cuts_views to True"
+  ):
+    parts()
