@@ -81,8 +81,8 @@ class ProjectionHead:
   def init_last(self, key: PRNGKey, prefix: str) -> NewParams:
     """Returns initial parameters of the last layer.
 
-    A normalised kernel is uniformly distributed, which is the default of PyTorch. The kernel of "plain" is normally
-    distributed.
+    The kernels of "weight_norm" and "fixed_norm" are uniformly distributed, like those of PyTorch's `Linear`. The
+    kernel of "plain" is normally distributed.
 
     Args:
       key: random key.
@@ -114,7 +114,7 @@ class ProjectionHead:
   def apply_mlp(
     self, params: Params, prefix: str, x: Float[Tensor, "*B D"], dtype: DTypeLike = jnp.float32
   ) -> Float[Array, "*B F"]:
-    """Returns the features of the bottleneck with length 1, in float32. Heads may share them (iBOT).
+    """Returns the output of the MLP, scaled to length 1, in float32. Several last layers may use it (iBOT).
 
     Args:
       params: parameters by path.

@@ -12,12 +12,12 @@ Negatives = Literal["keep", "zero", "zero_in_teacher"]
 
 
 class DinoLoss(NamedTuple):
-  """The DINO loss and its two summands.
+  """The DINO loss as a sum of two parts.
 
   Attributes:
-    total: mean over all pairs of a teacher crop and a student crop.
-    local_part: share of the pairs with a local crop in `total`.
-    global_part: share of the pairs with a global crop in `total`.
+    total: mean over all pairs of a teacher crop and a student crop, local_part + global_part.
+    local_part: contribution of the pairs in which the student sees a local crop.
+    global_part: contribution of the pairs in which the student sees a global crop.
   """
 
   total: Float[Array, ""]
@@ -30,8 +30,8 @@ def cross_entropy(
 ) -> Float[Array, "*B"]:
   """Computes -sum_k targets_k log softmax(logits / temperature)_k for each row.
 
-  The logarithm of the softmax is not stored, because the targets sum to one: the result is the logarithm of the sum of
-  exponentials minus the scalar product of targets and scaled logits.
+  The targets sum to one, so the result is logsumexp(scaled logits) minus the scalar product of targets and scaled
+  logits. Therefore the logarithm of the softmax is not stored.
 
   Args:
     logits: the student's logits (*B, K).
@@ -50,8 +50,8 @@ def dino_loss(
 ) -> DinoLoss:
   """Computes the mean cross-entropy over all pairs of teacher crop and student crop (Caron et al. 2021, section 3.1).
 
-  Pairs of a global crop with itself are excluded. With G = 2 there are 2 + 2 L pairs for L local crops. The loss of
-  each pair is averaged over images.
+  By default, pairs of a global crop with itself are excluded. With G = 2 and L local crops, 2 + 2 L pairs remain. The
+  loss of each pair is averaged over images.
 
   Args:
     student: the student's logits (B, S, K). The first G of the S crops are the global crops, in the teacher's order.
@@ -104,11 +104,11 @@ def patch_loss(
 
 
 def koleo(x: Float[Tensor, "*B N D"], eps: float = 1e-8) -> Float[Array, "*B"]:
-  """Computes the Kozachenko-Leonenko loss of each group: -mean_i log |x_i - x_j|, with the nearest neighbour x_j.
+  """Computes the Kozachenko-Leonenko loss of each group (Sablayrolles et al. 2019): -mean_i log |x_i - x_j|.
 
-  The vectors are normalised. The nearest neighbour has the largest scalar product. Both x_i and x_j have gradients. The
-  distance is computed from the difference, because 2 - 2 cos is inaccurate for near duplicates. DINOv2 adds the values
-  of both global crops, see Sablayrolles et al. 2019 for the loss.
+  x_j is the nearest neighbour of x_i in the group, after the vectors are scaled to length 1. It has the largest scalar
+  product with x_i. Gradients flow to both x_i and x_j. The distance is computed from the difference, because
+  2 - 2 cos is inaccurate for near duplicates. DINOv2 adds the losses of both global crops.
 
   Args:
     x: groups of N features (*B, N, D). Vectors of different groups are not compared.

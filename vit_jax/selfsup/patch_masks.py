@@ -25,8 +25,8 @@ class PatchMasks(NamedTuple):
 
   Attributes:
     masks: whether each patch is masked, (groups, crops of a group, N).
-    indices: numbers of the masked patches of a group in crops * N, (groups, M), in ascending order. Unused slots
-      contain 0.
+    indices: numbers of the masked patches of a group, in ascending order, (groups, M). Patch n of crop c has the number
+      c * N + n. Unused slots contain 0.
     valid: whether a slot is used, (groups, M).
     weights: 1 / (number of masked patches of the crop) for each used slot, else 0, (groups, M).
   """
@@ -48,18 +48,18 @@ def draw_masks(
 ) -> PatchMasks:
   """Draws the block masks of DINOv2 or DINOv3 for each group of crops.
 
-  In each group, n = int(share * crops) crops are masked. The range `ratio` is divided into n equal intervals with the
-  limits p_0, …, p_n. For mask i, u is drawn uniformly from [p_i, p_i+1], and int(N u) patches are masked. The masks are
-  shuffled over the crops. A mask may have fewer patches than this, see `draw_blocks`.
+  In each group, n = int(share * crops) crops of N patches are masked. The range `ratio` is divided into n equal
+  intervals with the limits p_0, …, p_n. For mask i, a ratio u is drawn uniformly between p_i and p_(i+1). The mask
+  covers int(N u) patches, or fewer if blocks are rejected, see `draw_blocks`. The masks are shuffled over the crops.
 
   Args:
-    key: random key. Group g uses the key folded with g, so it does not depend on the number of groups.
+    key: random key. Group g uses the key folded with g, so its masks do not depend on the number of groups.
     groups: number of groups.
     crops: number of global crops in a group.
     grid: numbers of patches (rows, columns) of a crop.
     ratio: smallest and largest ratio of masked patches.
-    share: share of the crops with a mask.
-    fill: whether masks have exactly int(N p_i+1) patches (DINOv3). Missing patches are single random patches.
+    share: share of the crops that are masked.
+    fill: true masks exactly int(N p_(i+1)) patches in mask i (DINOv3). Single random patches complete the blocks.
 
   Raises:
     ValueError: if no patch of a group would be masked.
@@ -90,7 +90,7 @@ def draw_masks(
 
 
 def count_slots(crops: int, grid: tuple[int, int], ratio: tuple[float, float] = (0.1, 0.5), share: float = 0.5) -> int:
-  """Returns the number M of slots of a group in `draw_masks`: the largest number of masked patches.
+  """Returns the number M of slots of a group in `draw_masks`, which is the largest possible number of masked patches.
 
   Args:
     crops: number of global crops in a group.

@@ -59,9 +59,11 @@ def sinkhorn(
   The first matrix is exp(logits / temperature). Each iteration divides the columns (prototypes) by their sums over all
   rows of the global batch, and then the rows by their sums.
 
-  The published code does not subtract a maximum, so logits above 88 * temperature overflow. Here the maximum of each
-  column is subtracted. Any positive factor of a column cancels exactly in the first division, and no column sum can
-  become zero. The products are kept as one factor per row and one per column, so that only the exponentials are stored.
+  The published code overflows if a logit exceeds 88 * temperature. Here the maximum of each column is subtracted first,
+  which multiplies the column by a constant. The first division removes this constant, so the result is the same. No
+  column sum can become zero.
+
+  The iterations change only one factor per row and one per column. Only the exponentials are stored as a matrix.
 
   Args:
     logits: the teacher's logits (*B, K).

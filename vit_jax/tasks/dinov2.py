@@ -69,15 +69,16 @@ class Dinov2(SelfDistillation):
     patch_bottleneck: number of features in front of the last layer of this head.
     patch_hidden: width of the layers of this head.
     masks: choice of the masked patches, see `MASKS`.
-    group: number of neighbouring images of a batch that share their ratios of masked patches. KoLeo looks for nearest
-      neighbours among them. A micro-batch must be a multiple of this number. A smaller micro-batch is one group.
+    group: number of images in a group of neighbouring images of a batch. The ratios of block masks are spread evenly
+      over the masked crops of a group. KoLeo searches nearest neighbours within a group. A micro-batch must be a
+      multiple of this number. A smaller micro-batch is one group.
     image_weight: weight of the loss of class tokens.
     patch_weight: weight of the loss of masked patches.
-    koleo_weight: weight of KoLeo, which is added for both global crops.
+    koleo_weight: weight of KoLeo, the sum over both global crops.
     gram: Gram anchoring, see `GRAMS`: "none", or "anchor" with the weights of an earlier teacher.
     teacher: workdir of a `dinov2` run whose teacher stays frozen, for distillation into a smaller student. None: the
       teacher is the moving average of the student.
-    teacher_ema: true selects the averaged weights of that run, false the trained ones. None: the averaged weights.
+    teacher_ema: true selects the averaged weights of that run, false the trained ones. None: as for `init.ema`.
 
   Raises:
     ConfigError: if the model or the teacher does not support the losses.
@@ -213,7 +214,7 @@ class Dinov2(SelfDistillation):
 
   @property
   def views(self) -> tuple[Views, ...]:
-    """Returns the views of an image: global crops, local crops, and global crops for Gram anchoring."""
+    """Returns the views of an image: global crops, local crops, and for Gram anchoring global crops without changes."""
     views = super().views
     if self.anchor is None:
       return views
@@ -250,13 +251,14 @@ class Dinov2(SelfDistillation):
 
     Args:
       params: parameters of the student and the task by path.
-      context: values of the step, with the average of the parameters, which is the teacher.
+      context: values of the step, with the weights of the teacher: the average of the parameters, or frozen weights.
       examples: the result of `examples`.
       key: random key of masks and stochastic depth, or None for evaluation.
 
     Returns:
-      The loss, and a pair of metrics and {path: new centre}. The metrics are "local_loss", "global_loss", "patch_loss",
-      "koleo" and "gram" before their weights, and those of `measure_collapse`.
+      The loss, and a pair of metrics and {path: new centre}. The metrics "local_loss", "global_loss", "patch_loss",
+      "koleo" and, with Gram anchoring, "gram" are not multiplied by their weights. The others are those of
+      `measure_collapse`.
     """
     drawn, *keys = (rng.make_key(0), None, None) if key is None else jax.random.split(key, 3)
     crops = merge_crops(examples["global"])

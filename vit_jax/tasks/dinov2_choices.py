@@ -63,7 +63,7 @@ class Gram:
     weight: weight of the loss.
     size: side of the teacher's crops in pixels. Its features are resampled to the student's grid.
     negatives: treatment of negative similarities, see `losses.gram_loss`.
-    across: whether patches of different images are compared too, for all crops of a group.
+    across: true also compares patches of different crops of a group, false only patches of the same crop.
   """
 
   path: str
@@ -95,7 +95,7 @@ def anchor(
     weight: weight of the loss.
     size: side of the teacher's crops in pixels. None: twice the size of the global crops.
     negatives: "keep", "zero" for both models, or "zero_in_teacher".
-    across: whether patches of different images are compared too, for all crops of a group.
+    across: true also compares patches of different crops of a group, false only patches of the same crop.
   """
   return Gram(teacher, ema, weight, size, negatives, across)
 

@@ -183,7 +183,7 @@ class SelfDistillation(Task):
   def predict(
     self, params: Params, images: Float[Tensor, "B ..."], labels: Labels, classes: Sequence[int] | None = None
   ) -> Batch:
-    """Returns the entropy of the head's output for each image, at the temperature of the student.
+    """Returns the entropy of the head's output for each image. The temperature is that of the student.
 
     Args:
       params: parameters by path.
@@ -233,8 +233,8 @@ def measure_collapse(
     features: features of the student.
 
   Returns:
-    "teacher_entropy", the mean entropy of a target in nats, "used_prototypes", the exponential of the entropy of the
-    mean target, and "feature_rank", see `compute_rank`.
+    A dictionary with these entries. "teacher_entropy" is the mean entropy of a target in nats. "used_prototypes" is the
+    exponential of the entropy of the mean target. "feature_rank" is the result of `compute_rank`.
   """
   mean = probabilities.mean((0, 1))
   return {
