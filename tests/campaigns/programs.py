@@ -35,7 +35,7 @@ from vit_jax.training import build
 ROOT = pathlib.Path(__file__).parent.parent.parent
 WHOLE = (
   "digits", "vit_s16_i1k", "vit_i1k", "vit_i21k", "vit_jft", "vit_g_jft", "cct_cifar", "folder", "finetune", "vit_mpp",
-  "mae", "dino",
+  "mae", "dino", "algoperf_vit",
 )  # fmt: skip
 SHALLOW = (  # with two layers
   "vit_i1k:Ti/16", "vit_i1k:B/16,strong2", "vit_i21k:B/32", "vit_i21k:B/16,augreg", "vit_jft:L/32", "vit_g_jft:G/14",

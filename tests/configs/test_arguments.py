@@ -10,6 +10,7 @@ MISTAKES = [  # a config with its argument, what of it is wrong, what is allowed
   ("finetune:pets,ViT-B/16,384,1", "'pets,ViT-B/16,384,1'", "pets,ViT-B/16,384"),
   ("finetune:digits,ViT-B/16,big", "'digits,ViT-B/16,big'", "digits,cct_2_3x2_32,48"),
   ("vit_s16_i1k:60ep", "'60ep'", "90ep, 150ep, 300ep"),
+  ("algoperf_vit:6", "'6'", "1, 2, 3, 4, 5"),
   ("vit_i1k:B/8", "'B/8'", "Ti/16, S/32, S/16, B/32, B/16, L/16"),
   ("vit_i1k:B/16,strong3", "'strong3'", "none, light1"),
   ("vit_i1k:B/16,", "augmentation ''", "none, light1"),

@@ -40,6 +40,15 @@ def numpy_adamw(p, gradients, lr, wd, b1=0.9, b2=0.999, eps=1e-8):
   return p
 
 
+def numpy_nadamw(p, gradients, lr, wd, b1=0.9, b2=0.999, eps=1e-8):
+  m = v = 0
+  for t, g in enumerate(gradients, 1):
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+    ahead = b1 * m / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
+    p = p - lr * (ahead / (np.sqrt(v / (1 - b2**t)) + eps) + wd * p)
+  return p
+
+
 def numpy_sgd(p, gradients, lr, wd, momentum=0.9, nesterov=False):
   v = 0
   for g in gradients:
@@ -83,6 +92,8 @@ def numpy_adafactor(p, gradients, lr, wd, b2_cap=0.999):
   [
     ("adamw", {}, numpy_adamw),
     ("adamw", {"b1": 0.8, "b2": 0.95, "eps": 1e-3}, numpy_adamw),
+    ("nadamw", {}, numpy_nadamw),
+    ("nadamw", {"b1": 0.8, "b2": 0.95, "eps": 1e-3}, numpy_nadamw),
     ("sgd", {}, numpy_sgd),
     ("sgd", {"nesterov": True}, numpy_sgd),
     ("sgd", {"momentum": 0.0}, numpy_sgd),
@@ -104,6 +115,22 @@ def test_rule_matches_its_numpy_definition(name, args, oracle):
       np.asarray(value, np.float64), [np.asarray(g[path], np.float64) for g in gradients], 0.02, wd, **args
     )
     np.testing.assert_allclose(after[path], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_nadamw_approaches_the_rule_of_algoperf():
+  """The published baseline corrects the biases of both terms of its first moment with the current step."""
+  generator, b1, b2 = np.random.default_rng(0), 0.9, 0.999
+  m = v = 0.0
+  rule = optim.nadamw(b1=b1, b2=b2)
+  state = rule.init(jnp.zeros(50))
+  for t in range(1, 101):
+    g = generator.normal(1.0, 1.0, 50)
+    ours, state = rule.update(jnp.asarray(g, jnp.float32), state)
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+    published = (b1 * m + (1 - b1) * g) / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + 1e-8)
+    if t > 40:
+      np.testing.assert_allclose(ours, published, rtol=0.01, atol=1e-4)
+  np.testing.assert_allclose(ours, published, rtol=1e-4)
 
 
 def test_adamw_matches_optax():

@@ -42,6 +42,14 @@ def test_cosine_has_its_mean_in_the_middle_and_keeps_its_end():
 
 
 @pytest.mark.heavy
+def test_cosine_cools_down_by_a_linear_factor():
+  rates = at(make("cosine", 1.0, 100, "10", end=0.2, cooldown="20"), range(101))
+  steps = np.arange(101)
+  cosine = 0.2 + 0.8 * np.cos(np.pi / 2 * np.clip((steps - 10) / 90, 0, 1)) ** 2
+  np.testing.assert_allclose(rates, np.minimum(steps / 10, 1) * cosine * np.minimum((100 - steps) / 20, 1), atol=1e-6)
+
+
+@pytest.mark.heavy
 def test_constant_rate_cools_down_to_zero():
   rates = at(make("constant", 2.0, 100, "10", cooldown="20%"), [5, 10, 80, 90, 99, 100])
   np.testing.assert_allclose(rates, [1, 2, 2, 1, 0.1, 0], atol=1e-6)
@@ -60,6 +68,7 @@ def test_schedule_accepts_a_python_int_and_a_traced_step():
     ("cosine", "101", {}, "warmup: 101 steps, but the run has 100"),
     ("rsqrt", "60", {"cooldown": "41"}, "warm-up of 60 steps and cool-down of 41 do not fit a run of 100"),
     ("constant", "60%", {"cooldown": "50%"}, "cool-down of 50"),
+    ("cosine", "60%", {"cooldown": "50%"}, "cool-down of 50"),
     ("epoch_cosine", "60", {"cooldown": "60"}, "cool-down of 60"),
     ("cosine", "0", {"end": 2.0}, "not a fraction"),
     ("linear", "0", {"end": 2.0}, "schedule.end: 2.0 is above the peak, lr 1.0"),

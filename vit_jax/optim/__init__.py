@@ -6,5 +6,14 @@ their functions are the keys of `config.optim`. Several keys select parameters w
 """
 
 from vit_jax.optim.averages import create_average_decay
-from vit_jax.optim.rules import RULES, Optimizer, adafactor, create_optimizer, lion, list_frozen_paths, optimizer
+from vit_jax.optim.rules import (
+  RULES,
+  Optimizer,
+  adafactor,
+  create_optimizer,
+  lion,
+  list_frozen_paths,
+  nadamw,
+  optimizer,
+)
 from vit_jax.optim.schedules import Schedule

@@ -260,6 +260,23 @@ def adamw(
   return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
 
 
+def nadamw(
+  *, b1: Momentum = 0.9, b2: Momentum = 0.999, eps: Positive = 1e-8, mu_dtype: Precision = "float32"
+) -> optax.GradientTransformation:
+  """Returns the Adam rule with Nesterov momentum (Dozat 2016). With `weight_decay`, the rule is NadamW.
+
+  The first moment at step t = 1, 2, ... is b1 m / (1 - b1 ** (t + 1)) + (1 - b1) g / (1 - b1 ** t). AlgoPerf's baseline
+  divides both terms by 1 - b1 ** t. The moments then differ by less than 1 % after 40 steps with b1 = 0.9.
+
+  Args:
+    b1: decay rate of the first moment m.
+    b2: decay rate of the second moment.
+    eps: added to the root of the second moment.
+    mu_dtype: type in which the first moment is stored.
+  """
+  return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=True)
+
+
 def sgd(
   *, momentum: Momentum = 0.9, nesterov: bool = False, accumulator_dtype: Precision = "float32"
 ) -> optax.GradientTransformation:
@@ -338,7 +355,7 @@ def lamb(
 
 ADVICE = {"frozen": """. All but the head: --config.optim.frozen='["(?!head).*"]'"""}  # for a pattern without a match
 
-RULES = {rule.__name__: (rule, optimizer) for rule in (adamw, sgd, adafactor, lion, muon)}
+RULES = {rule.__name__: (rule, optimizer) for rule in (adamw, nadamw, sgd, adafactor, lion, muon)}
 RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
 
 

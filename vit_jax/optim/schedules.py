@@ -65,17 +65,38 @@ def create_schedule(choice: Choice, peak: float, total: int, warmup: int, steps:
     return make(choice, SCHEDULES, peak, total, warmup, steps)
 
 
-def cosine(peak: float, total: int, warmup: int, steps: Steps, *, end: NonNegative = 0.0) -> Schedule:
+def cosine(
+  peak: float,
+  total: int,
+  warmup: int,
+  steps: Steps,
+  *,
+  end: NonNegative = 0.0,
+  cooldown: Duration = Duration("0"),
+) -> Schedule:
   """Returns half a cosine from the peak down to `end` at the last step.
+
+  During the cool-down, the cosine is multiplied by a factor that falls linearly from 1 to 0, as in big_vision. The last
+  step then has 0 instead of `end`.
 
   Args:
     peak, total, warmup, steps: see the module docstring.
-    end: learning rate at the last step.
+    end: learning rate at the last step, without a cool-down.
+    cooldown: length of the cool-down at the end of the run.
+
+  Raises:
+    ConfigError: if `end` exceeds the peak, or if warm-up and cool-down are longer than the run.
   """
   _check_end(end, peak)
-  return lambda step: (
-    _warm_up(step, warmup) * (end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * _compute_progress(step, total, warmup))))
-  )
+  cooling = _cooldown_steps(cooldown, total, warmup, steps)
+
+  def rate(step: Count) -> jax.Array:
+    value = _warm_up(step, warmup) * (
+      end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * _compute_progress(step, total, warmup)))
+    )
+    return value * _cool_down(step, total, cooling) if cooling else value
+
+  return rate
 
 
 def linspace_cosine(
