@@ -54,7 +54,6 @@ def test_every_campaign_rejects_words_without_a_case():
 # Campaigns with words that select a short run of at most a minute on an idle core.
 SHORT = [
   ("kills", "1"),
-  ("kills", "1", "--recipe=dino"),
   ("kills", "1", "--recipe=dinov2"),
   ("processes", "sigkill_of_process_0"),
   ("disk", "full at the result", "removed"),
