@@ -28,6 +28,11 @@ SHRUNK = {
 }
 
 
+# Small heads and few crops of self-distillation. With `sharing`, patches have no head of their own.
+HEADS = {"task.prototypes": "64", "task.bottleneck": "16", "task.hidden": "32", "task.local_crops": "2"}
+PATCH_HEADS = {"task.patch_prototypes": "64", "task.patch_bottleneck": "16", "task.patch_hidden": "32"}
+
+
 def path(name):
   """Returns the --config of the shipped `file` or `file:argument`."""
   file, colon, argument = name.partition(":")
@@ -95,6 +100,10 @@ def narrow(name):
   side = "28" if edited.model.name.endswith("/14") else "32"
   small = {"model.width": "16", "model.heads": "2", "model.hidden": "16", "model.scan": "true"}
   small["init.from"] = "weights.npz"  # a recipe may require it, but these tests do not read it
+  if edited.task.name in ("dino", "dinov2"):
+    small |= HEADS
+  if edited.task.name == "dinov2" and "sharing" not in edited.task:
+    small |= PATCH_HEADS
   for key, text in (SHRUNK | small | {"data.image_size": side, "optim.warmup": "0"}).items():
     flags.set_value(edited, key, text)
   for part, key, value in (
