@@ -77,6 +77,14 @@ def test_program_is_read_with_its_loops():
   assert program.traffic == 24 * (4 * 128 + 9) + (256 + 144) + 2 * 128 + 2 * 128 + (128 + 68)
 
 
+@pytest.mark.parametrize("own", ["", ', metadata={op_name="convert.99"}'])
+def test_a_fusion_without_a_name_of_jax_has_the_last_one_inside(own):
+  first, second = (f', metadata={{op_name="jit(step)/part_student/{name}"}}' for name in ("mul", "add"))
+  inner = f"  %n = f32[4,8]{{1,0}} add(%q, %q){first}\n  %o.1 = f32[4,8]{{1,0}} add(%n, %q){second}\n  ROOT %m ="
+  text = TEXT.replace("calls=%inner", f"calls=%inner{own}").replace("  ROOT %m =", inner)
+  assert hlo.Operation("jit(step)/part_student/add", 2400, None, 24) in hlo.read_program(text).operations
+
+
 @pytest.mark.parametrize(
   ("groups", "size"),
   [

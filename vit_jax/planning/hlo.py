@@ -49,7 +49,8 @@ class Operation(NamedTuple):
   """An operation with its cost in one run of a program, for one device.
 
   Attributes:
-    name: name that JAX gives the operation, such as "jit(step)/jvp(part_student)/dot_general", or "".
+    name: name that JAX gives the operation, such as "jit(step)/jvp(part_student)/dot_general", or "". If a fusion has
+      no such name, it is the name of the last operation in the fusion that has one.
     cycles: the compiler's estimate for all calls. 0 for a Pallas kernel.
     kernel: name of the Pallas kernel, or None.
     calls: number of calls.
@@ -112,8 +113,7 @@ def read_program(text: str) -> ProgramCost:
       cycles = times * sum(map(int, _CYCLES.findall(i.rest)))
       kernel = re.sub(r"[.\d]+$", "", i.name) if _KERNEL.search(i.rest) else None
       if cycles or (kernel and times):
-        name_match = _NAME.search(i.rest)
-        operations.append(Operation(name_match[1] if name_match else "", cycles, kernel, times))
+        operations.append(Operation(_find_name(i, computations), cycles, kernel, times))
       kind = i.opcode.removesuffix("-start")
       if kind in COLLECTIVES:
         # An asynchronous collective appears in each of the fusions that run at the same time.
@@ -213,6 +213,17 @@ def _count_iterations(i: _Instruction, computations: Computations) -> int:
   constants = computations.get(match[1], ()) if match else ()
   numbers = [int(c.rest.split(")")[0]) for c in constants if _is_integer(c)]
   return numbers[0] if len(numbers) == 1 else 1
+
+
+def _find_name(i: _Instruction, computations: Computations) -> str:
+  """Returns the name that JAX gives an operation, see `Operation`.
+
+  The compiler inserts conversions with names such as "convert.99". In DINOv3's step, they are the results of the
+  fusions that rotate queries and keys.
+  """
+  fused = computations.get((_find_called(i) or [""])[0], ()) if i.opcode == "fusion" else ()
+  names = [match[1] for each in (i, *reversed(fused)) if (match := _NAME.search(each.rest))]
+  return next((name for name in names if "/" in name), names[0] if names else "")
 
 
 def _is_integer(i: _Instruction) -> bool:
