@@ -27,7 +27,7 @@ from vit_jax.models import flops
 from vit_jax.parallel import hardware
 from vit_jax.planning import evaluations, feed, hlo
 from vit_jax.schema import extras
-from vit_jax.tasks import cost
+from vit_jax.tasks import step_parts
 from vit_jax.training import build
 from vit_jax.training.bound_run import BoundRun
 from vit_jax.training.experiment import Experiment
@@ -335,9 +335,9 @@ def _estimate_step(
 def sum_parts(operations: Iterable[hlo.Operation], kernel_cycles: Mapping[str, float]) -> dict[str, float]:
   """Returns the cycles of each part of a step.
 
-  The keys are the names that `cost.name_part` sets. A part contains the gradients of its operations. The compiler may
-  fuse operations of two parts. They count for the part of the fusion's result. Operations without a name, such as
-  copies, belong to "other".
+  The keys are the names that `step_parts.name_part` sets. A part contains the gradients of its operations. The compiler
+  may fuse operations of two parts. They count for the part of the fusion's name, see `hlo.Operation`. Operations
+  without a name, such as copies, belong to "other".
 
   Args:
     operations: operations of a program.
@@ -346,7 +346,7 @@ def sum_parts(operations: Iterable[hlo.Operation], kernel_cycles: Mapping[str, f
   sums: dict[str, float] = collections.defaultdict(float)
   for operation in operations:
     in_kernel = operation.calls * kernel_cycles.get(operation.kernel, 0) if operation.kernel else 0
-    sums[cost.find_part(operation.name) or "other"] += operation.cycles + in_kernel
+    sums[step_parts.find_part(operation.name) or "other"] += operation.cycles + in_kernel
   return dict(sums)
 
 

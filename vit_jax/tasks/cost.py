@@ -1,13 +1,11 @@
-"""Cost of a task and of a model: FLOPs of the forward and the backward pass, and names for the parts of a step.
+"""Cost of a task and of a model: FLOPs of the forward and the backward pass.
 
 The FLOPs of a task and of its model differ if the task uses only a part of the model. For example, a masked autoencoder
 costs less than its model.
 """
 
 import functools
-import re
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import jax
@@ -19,35 +17,6 @@ from vit_jax.shapes import Array, Count, Float, PRNGKey
 from vit_jax.tasks.task import Batch, Context, ContextShapes, Objective, Params
 
 T = TypeVar("T")
-_PART = re.compile(r"\bpart_(\w+)")
-
-
-def name_part(name: str) -> AbstractContextManager[None]:
-  """Names the operations inside a `with` block. `plan` reports the time of each named part.
-
-  The gradients of these operations have the same name. In nested blocks, the name of the inner block is used.
-
-  Args:
-    name: name of the part, as in "optimizer and average".
-
-  Example:
-    from vit_jax.tasks import cost
-
-    with cost.name_part("teacher"):
-      pass  # outputs of the teacher
-  """
-  assert re.fullmatch("[a-z0-9 ]+", name), f"part {name!r}: expected small letters, digits and spaces"
-  return jax.named_scope("part_" + name.replace(" ", "_"))
-
-
-def find_part(operation: str) -> str | None:
-  """Returns the name of the part of a step to which an operation belongs, or None.
-
-  Args:
-    operation: name of an operation in a compiled program, such as "jit(step)/transpose(jvp(part_student))/add".
-  """
-  found = _PART.findall(operation)
-  return found[-1].replace("_", " ") if found else None
 
 
 def count_forward_flops(

@@ -19,7 +19,7 @@ from vit_jax.selfsup import losses, targets
 from vit_jax.selfsup.heads import ProjectionHead
 from vit_jax.selfsup.paths import CENTER, HEAD
 from vit_jax.shapes import Array, PRNGKey, Shaped
-from vit_jax.tasks import cost
+from vit_jax.tasks import step_parts
 from vit_jax.tasks.self_distillation import (
   GLOBAL,
   SelfDistillation,
@@ -69,16 +69,16 @@ class Dino(SelfDistillation):
     keys = (None, None) if key is None else jax.random.split(key)
     crops = merge_crops(examples["global"])
     model, dtype = self.supplied.model, self.dtype
-    with cost.name_part("teacher"):
+    with step_parts.name_part("teacher"):
       seen = split_crops(select_features(model, model.outputs(context.average, crops, None)[0]), GLOBAL)
-    with cost.name_part("heads and losses"):
+    with step_parts.name_part("heads and losses"):
       logits = self.head.apply(context.average, HEAD, seen, dtype)
       temperature = self.find_temperature(context.step)
       probabilities = targets.center_softmax(logits, params[CENTER], temperature)
-    with cost.name_part("student"):
+    with step_parts.name_part("student"):
       features = split_crops(select_features(model, model.outputs(params, crops, keys[0])[0]), GLOBAL)
       both = jnp.concatenate([features, self.encode_local(params, examples, keys[1])], axis=1)
-    with cost.name_part("heads and losses"):
+    with step_parts.name_part("heads and losses"):
       loss = losses.dino_loss(self.head.apply(params, HEAD, both, dtype), probabilities, self.student_temperature)
       metrics = {
         "local_loss": loss.local_part,

@@ -28,7 +28,7 @@ from vit_jax.selfsup.patch_masks import PatchMasks
 from vit_jax.selfsup.paths import CENTER, HEAD, PATCH_CENTER, PATCH_HEAD, TOKEN
 from vit_jax.selfsup.resize import resize_patches
 from vit_jax.shapes import Array, Float, PRNGKey, Shaped, Tensor
-from vit_jax.tasks import cost, masking
+from vit_jax.tasks import masking, step_parts
 from vit_jax.tasks.dinov2_choices import GRAMS, MASKS, Gram
 from vit_jax.tasks.self_distillation import (
   GLOBAL,
@@ -269,12 +269,12 @@ class Dinov2(SelfDistillation):
       if self.teacher is None
       else (self.frozen["teacher"].model, context.frozen["teacher"])
     )
-    with cost.name_part("teacher"):
+    with step_parts.name_part("teacher"):
       teacher = self.encode(taught, teaching, crops, None, None)
-    with cost.name_part("student"):
+    with step_parts.name_part("student"):
       student = self.encode(self.supplied.model, params, crops, keys[0], masks)
       features = jnp.concatenate([student.features, self.encode_local(params, examples, keys[1])], axis=1)
-    with cost.name_part("heads and losses"):
+    with step_parts.name_part("heads and losses"):
       return self._compute_losses(params, teaching, context, examples, student, teacher, features, masks)
 
   def _compute_losses(

@@ -14,7 +14,7 @@ from vit_jax import models, optim, rng, tasks
 from vit_jax.parallel import sharding
 from vit_jax.parallel.capacity import check_memory
 from vit_jax.schema import Count
-from vit_jax.tasks import cost
+from vit_jax.tasks import step_parts
 
 Leaf = TypeVar("Leaf")
 Params = dict[str, jax.Array]  # by path
@@ -248,12 +248,12 @@ def make_train_step(
 
   def step(state: State[jax.Array], batch: Examples, frozen: Frozen) -> tuple[State[jax.Array], Metrics]:
     context = tasks.Context(state.step, frozen, constrain_params(state.ema) if uses_average else {})
-    with cost.name_part("augmentation"):
+    with step_parts.name_part("augmentation"):
       drawn = examples(batch, context, rng.derive_key(seed, state.step, "augment"))
-    with cost.name_part("forward and backward"):
+    with step_parts.name_part("forward and backward"):
       key = rng.derive_key(seed, state.step, "dropout")
       gradients, metrics, statistics = gradient(state.params, context, drawn, key)
-    with cost.name_part("optimizer and average"):
+    with step_parts.name_part("optimizer and average"):
       return update_state(state, gradients, statistics, metrics)
 
   return step
