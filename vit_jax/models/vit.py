@@ -100,7 +100,7 @@ def vit(
   Raises:
     ConfigError: if arguments exclude each other or are not compatible with the image size.
   """
-  options, made_head = schema.make(attention, ATTENTION), schema.make(head, HEAD)
+  options, head_parts = schema.make(attention, ATTENTION), schema.make(head, HEAD)
   norms, places, mlps = schema.make(norm, NORM), schema.make(position, POSITION), schema.make(mlp, MLP)
   _check_positions(attention.name, places.relative)
   width, depth, heads, hidden = size(row, width=width, depth=depth, heads=heads, hidden=hidden)
@@ -111,7 +111,7 @@ def vit(
     )
   hidden = mlps.compute_hidden_width(hidden)
   rows, columns = grid(image_size if stages is None else resnet.compute_stem_sides(sides(image_size), stages), patch)
-  tokens = Tokens(rows, columns, width, made_head.leading, registers)
+  tokens = Tokens(rows, columns, width, head_parts.leading, registers)
   compute = jnp.dtype(dtype)
   common = Common(dtype=compute, rngs=rngs)
   lecun, of_mlp = nnx.initializers.lecun_normal(), {"bias_init": nnx.initializers.normal(1e-6)}
@@ -124,7 +124,7 @@ def vit(
     common = Common(dtype=compute, rngs=rngs)
     unplaced = 0 if places.covers_registers else registers
     table = (
-      {"position": places.create(tokens, rngs), "registers": (made_head.leading, unplaced)}
+      {"position": places.create(tokens, rngs), "registers": (head_parts.leading, unplaced)}
       if places.at == "each"
       else {}
     )
@@ -139,7 +139,7 @@ def vit(
       **table,
     )
 
-  logits = functools.partial(made_head.create_logits, width, classes, **common)
+  logits = functools.partial(head_parts.create_logits, width, classes, **common)
   stem, inputs = (None, channels) if stages is None else _create_stem(channels, stages, common)
   return Transformer(
     (*sides(image_size), channels),
@@ -150,15 +150,15 @@ def vit(
     rotary=rotation,
     resizable=places.at != "each" and not places.relative,
     prefix=create_prefix_tokens(
-      width, cls=made_head.leading > 0, distillation=made_head.distilled, registers=registers, rngs=rngs
+      width, cls=head_parts.leading > 0, distillation=head_parts.distilled, registers=registers, rngs=rngs
     ),
     blocks=stack.Blocks(block, depth, scan, remat, stochastic_depth, stochastic_depth_rates, options.numbered),
     norm=None if norms.pooled else norm_of(width),
-    pool=made_head.create_pool(PoolSizes(width, heads, hidden, norms.eps, gelu), **common),
+    pool=head_parts.create_pool(PoolSizes(width, heads, hidden, norms.eps, gelu), **common),
     pool_norm=norm_of(width) if norms.pooled else None,
-    pre_logits=made_head.create_pre_logits(width, **common),
+    pre_logits=head_parts.create_pre_logits(width, **common),
     head=logits(),
-    head_distillation=logits() if made_head.distilled else None,
+    head_distillation=logits() if head_parts.distilled else None,
     dropout=dropout,
     rngs=rngs,
   )

@@ -1,5 +1,6 @@
 """Choices of the argument `head` of `vit.vit`, by name: the pooling of tokens and the layers after it."""
 
+import abc
 import dataclasses
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -35,8 +36,8 @@ class PoolSizes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Head:
-  """A head of a model. Subclasses define `leading`, the number of class and distillation tokens.
+class Head(abc.ABC):
+  """A head of a model.
 
   Args:
     bias: initial bias of every class.
@@ -48,6 +49,11 @@ class Head:
   std: schema.NonNegative = 0.0
 
   distilled: ClassVar[bool] = False  # whether a second head uses the distillation token
+
+  @property
+  @abc.abstractmethod
+  def leading(self) -> int:
+    """Returns the number of class and distillation tokens."""
 
   def create_pool(self, sizes: PoolSizes, dtype: DTypeLike, rngs: Keys) -> Pool:
     """Returns the pooling of tokens: a module that pools the patches, or the name of a pooling without parameters.
@@ -94,8 +100,12 @@ class DistilledHead(Head):
       kernel, so a kernel of zeros would need thousands of steps to grow.
   """
 
-  leading: ClassVar[int] = 2
   distilled: ClassVar[bool] = True
+
+  @property
+  def leading(self) -> int:
+    """Returns 2, for a class token and a distillation token."""
+    return 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +143,10 @@ class ClassTokenHead(LayeredHead):
     pre_logits: width of a layer with tanh before the logits. None omits the layer.
   """
 
-  leading: ClassVar[int] = 1
+  @property
+  def leading(self) -> int:
+    """Returns 1, for the class token."""
+    return 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +165,7 @@ class PatchHead(LayeredHead):
 
   @property
   def leading(self) -> int:
-    """Number of class and distillation tokens."""
+    """Returns 1 with a class token, otherwise 0."""
     return int(self.class_token)
 
 
