@@ -36,7 +36,7 @@ from vit_jax.config import flags
 from vit_jax.data import catalog, outputs
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, labelling, metrics, outcomes
-from vit_jax.evals.accuracy import get_details
+from vit_jax.evals.accuracy import get_accuracy_details
 from vit_jax.evals.intervals import METHODS, NONE
 from vit_jax.evals.subject import open_source
 from vit_jax.evals.table import BoundEval
@@ -393,7 +393,7 @@ def write_outputs(
   if folder:
     folder.mkdir(parents=True, exist_ok=True)
   for prefix in intervals:
-    source, predictions, _ = get_details(measured[prefix])
+    source, predictions, _ = get_accuracy_details(measured[prefix])
     mark = "-" + prefix.strip("/_").replace("/", "-") if prefix and len(intervals) > 1 else ""
     if predictions_file:
       path = predictions_file.with_stem(predictions_file.stem + mark)
@@ -412,9 +412,9 @@ def write_outputs(
       "figures": outcomes.collect_figures(measured),
       "intervals": name_figures(intervals),
       "interval_methods": name_figures(
-        {prefix: run_evaluation.list_methods(get_details(measured[prefix]), ends) for prefix, ends in intervals.items()}
+        {prefix: run_evaluation.list_methods(get_accuracy_details(measured[prefix]), ends) for prefix, ends in intervals.items()}
       ),
-      "classes": {prefix: list(get_details(measured[prefix]).source.classes) for prefix in intervals},
+      "classes": {prefix: list(get_accuracy_details(measured[prefix]).source.classes) for prefix in intervals},
     }
     files.write_text(folder / "figures.json", json.dumps(report, indent=2) + "\n")
     runtime.print_line(f"  report      {folder}")

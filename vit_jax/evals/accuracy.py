@@ -26,7 +26,7 @@ class AccuracyDetails(NamedTuple):
   way: str = ""
 
 
-def get_details(outcome: Outcome) -> AccuracyDetails:
+def get_accuracy_details(outcome: Outcome) -> AccuracyDetails:
   """Returns the details of an outcome of `accuracy`."""
   assert isinstance(outcome.details, AccuracyDetails)
   return outcome.details

@@ -16,7 +16,7 @@ from vit_jax.corpora import stats
 from vit_jax.data import catalog, decoding, loader, sources
 from vit_jax.data.bound_data import EvalData
 from vit_jax.evals import Outcome
-from vit_jax.evals.accuracy import get_details
+from vit_jax.evals.accuracy import get_accuracy_details
 from vit_jax.evals.subject import open_source
 from vit_jax.inference import stored
 from vit_jax.reports import mistakes, page, seen
@@ -105,7 +105,7 @@ def make_chapter(result: MeasuredWeights) -> page.Chapter:
   prefix, outcome = next(iter(result.outcomes.items()))
   about = f"The weights of step {result.step:,} of {result.experiment.total:,}"
   about += ", not their average." if len(result.outcomes) > 1 else "."
-  details = get_details(outcome)
+  details = get_accuracy_details(outcome)
   squares = functools.partial(prepare_images, details.source, result.data)
   return mistakes.make_chapter(details, squares, result.intervals[prefix], result.whole, about)
 
@@ -120,7 +120,7 @@ def select_pictures(result: MeasuredWeights, count: int) -> list[tuple[np.ndarra
   Returns:
     Images, uint8 (S, S, 3), each with its name and label.
   """
-  source, predictions, _ = get_details(next(iter(result.outcomes.values())))
+  source, predictions, _ = get_accuracy_details(next(iter(result.outcomes.values())))
   labels = predictions.label if predictions.label.ndim == 1 else predictions.label[:, 0]
   _, firsts = np.unique(labels, return_index=True)
   chosen = list(dict.fromkeys([*firsts[:: max(1, len(firsts) // count)].tolist(), *range(len(labels))]))[:count]
