@@ -45,6 +45,15 @@ _SHOWN = {
   *("num_reg_tokens", "use_fc_norm", "qkv_bias", "qkv_fused", "qk_norm", "attn_type", "use_abs_pos_emb"),
   *("swiglu_mlp", "swiglu_align_to", "scale_mlp", "scale_attn_inner"),
 }
+# Hints that are also statements, with the name of the statement.
+_STATED_HINTS = {
+  "heads": "heads",
+  "norm_eps": "eps",
+  "gelu": "gelu",
+  "image_size": "image_size",
+  "norm_order": "norm_order",
+  "turning": "rotary",
+}
 SIDECARS = ("config.json", "preprocessor_config.json")  # names of the JSON files
 _DEFAULT_NAME = re.compile(r"LABEL_\d+")  # Transformers' name of a class without a name
 _NORMALISED = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}  # the default of a config
@@ -116,28 +125,15 @@ def read_hints(weights: pathlib.Path) -> Hints:
     "prepared_side": prepared_as.side,
     "sidecar": ImageMetadata(images, crop, size, labels, loss),
   }
-  if "heads" in stated:
-    hints["heads"] = stated["heads"]
-  if "eps" in stated:
-    hints["norm_eps"] = stated["eps"]
-  if "gelu" in stated:
-    hints["gelu"] = stated["gelu"]
-  if "image_size" in stated:
-    hints["image_size"] = stated["image_size"]
-  if "norm_order" in stated:
-    hints["norm_order"] = stated["norm_order"]
-  if "rotary" in stated:
-    hints["turning"] = stated["rotary"]
+  more: Any = {key: stated[name] for key, name in _STATED_HINTS.items() if name in stated}
   if normed is not None:
     hints["fc_norm"] = normed
   if built_for is not None:
     hints["input_size"] = built_for  # a table of positions, if there is one, has priority
   if "heads" in derived:  # valid for this width only
     hints |= {"heads": sizes["heads"], "width": sizes["width"]}
-  if config.get("architecture") is not None:
-    hints["architecture"] = config["architecture"]
-  if config.get("model_type") is not None:
-    hints["model_type"] = config["model_type"]
+  more |= {key: config[key] for key in ("architecture", "model_type") if config.get(key) is not None}
+  hints |= more
   return hints
 
 
