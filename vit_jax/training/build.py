@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax import evals, importers, models, optim, rng, tasks
 from vit_jax.config import Run
-from vit_jax.data import catalog, crops, loader
+from vit_jax.data import catalog, loader
 from vit_jax.data.augment import Augmentation
 from vit_jax.data.views import Fields
 from vit_jax.evals.validation import add_evaluations, add_share, add_splits
@@ -23,7 +23,7 @@ from vit_jax.importers import adoption, options
 from vit_jax.models import flops
 from vit_jax.parallel import sharding
 from vit_jax.parallel.capacity import check_batch
-from vit_jax.schema import Choice, ConfigError, Duration, bind, enter_key, format_amount, lookup, make, read_keywords
+from vit_jax.schema import Choice, ConfigError, Duration, bind, enter_key, format_amount, lookup, make
 from vit_jax.tasks import cost
 from vit_jax.training import steps
 from vit_jax.training.bound_run import OPTIM, BoundRun
@@ -187,13 +187,12 @@ def create_freeze(run: BoundRun, grid: jax.sharding.Mesh, classes: Sequence[str]
 
 def _check_unused(run: BoundRun) -> None:
   """Raises ConfigError if `config.data` contains a crop or an augmentation that has no effect on views."""
-  functions = lookup(catalog.DATA, run.data.name)
-  crop = next(keys["crop"] for function in functions if "crop" in (keys := read_keywords(function)))
-  defaults = dict.fromkeys(("policy", "warp", "mixing", "erasing"), Choice("none"))
-  defaults["crop"] = bind(crop, lookup(crops.CROPS, crop.name), crops.CROPS)
-  for key, default in defaults.items():
-    choice = run.data.args[key]
-    if choice.name != default.name or (default.args and choice.args != default.args):
+  keys = ("crop", "policy", "warp", "mixing", "erasing")
+  others = {key: value for key, value in run.data.args.items() if key not in keys}
+  defaults = bind(Choice(run.data.name, others), lookup(catalog.DATA, run.data.name), catalog.DATA).args
+  for key in keys:
+    choice, default = run.data.args[key], defaults[key]
+    if choice != default:
       raise ConfigError(
         f"{choice.name!r} has no effect, because task {run.task.name!r} cuts and augments its own crops. Use the "
         f"default {default.name!r}, and the keys of config.task",
