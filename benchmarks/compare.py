@@ -12,7 +12,7 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from vit_jax import cli, config
 from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.reports import trackers
 from vit_jax.storage import files
 from vit_jax.sweeps import pool, results, search
 from vit_jax.sweeps.study import Study
@@ -28,6 +29,7 @@ from vit_jax.sweeps.trials import Trial
 MODELS = {"vit_2_4_32": "ViT-Lite-2/4", "cvt_2_4_32": "CVT-2/4", "cct_2_3x2_32": "CCT-2/3x2"}
 SEEDS, SHOTS = (0, 1, 2), (1, 5, 10, 25)
 PIXELS = (32, 48)
+MEASURED = ("train/epoch", "val/top1")  # logged at the steps of the curves
 SPLITS = {"data.train": "train[:90%]", "data.val": "train[90%:]"}
 SCRATCH = SPLITS | {  # changes of configs/digits.py; checkpoints and evaluations take time, and two suffice
   "total": "20ep", "evals.val.name": "accuracy", "evals.val.split": "val", "evals.val.every": "10%",
@@ -201,18 +203,22 @@ def average_seconds(trials: list[Trial]) -> str:
 
 def count_training_images(trials: list[Trial]) -> int:
   """Returns the number of training images of a run, computed from its log."""
-  last = read_lines(trials[0])[-1]
+  last = read_rows(trials[0], MEASURED)[-1]
   assert trials[0].config is not None
   return round(last["step"] * json.loads(trials[0].config)["batch"] / last["train/epoch"])
 
 
-def read_lines(trial: Trial) -> list[dict[str, Any]]:
-  """Returns one line of a run's log per step, for steps with an epoch and a metric on val."""
-  steps = {}
-  for text in (trial.workdir / "metrics.jsonl").read_text().splitlines():
-    line = json.loads(text)
-    steps.setdefault(line["step"], {}).update(line)
-  return [line for line in steps.values() if {"train/epoch", "val/top1"} <= line.keys()]
+def read_rows(trial: Trial, names: Collection[str]) -> list[dict[str, float]]:
+  """Returns the figures of a run by step, for the steps with all of the given figures.
+
+  Args:
+    trial: a run.
+    names: names of figures in metrics.jsonl.
+  """
+  steps: dict[int, dict[str, float]] = {}
+  for step, figures in trackers.read_rows(trial.workdir):
+    steps.setdefault(step, {"step": step}).update(figures)
+  return [row for row in steps.values() if set(names) <= row.keys()]
 
 
 def draw_picture(scratch: Any, probed: Any, tuned: Any, best: Any, path: pathlib.Path) -> None:
@@ -230,7 +236,7 @@ def draw_picture(scratch: Any, probed: Any, tuned: Any, best: Any, path: pathlib
   left, right = figure.subplots(1, 2)
   for number, (name, title) in enumerate(MODELS.items()):
     colour, trials = f"C{number}", select_trials(scratch, name)
-    draw_curve(left, [read_lines(trial) for trial in trials], images, colour, title)
+    draw_curve(left, [read_rows(trial, MEASURED) for trial in trials], images, colour, title)
     draw_points(
       right,
       shift_positions(number, [10 * k for k in SHOTS]),
@@ -285,7 +291,7 @@ def draw_curve(axes: Any, runs: list[list[dict[str, Any]]], images: int, colour:
 
   Args:
     axes: axes of matplotlib.
-    runs: lines of the log of each run.
+    runs: rows of `read_rows` of each run.
     images: number of training images.
     colour: colour of the curve.
     label: label in the legend.

@@ -14,6 +14,7 @@ import resource
 import runpy
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -25,6 +26,8 @@ from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.storage import files
 from vit_jax.sweeps import pool, results
 from vit_jax.sweeps.trials import Trial
+from vit_jax.tasks.self_distillation import describe_collapse
+from vit_jax.training.training_log import PROBLEMS
 
 CONFIG = "configs/ablations/objectives.py"
 CORPORA = {"glyphs": "digits", "scenes": "scenes"}  # images of pre-training -> images of the probes
@@ -102,34 +105,28 @@ def summarise(corpus: str, start: str, trials: list[Trial]) -> dict[str, Any]:
   for probe in PROBES:
     names = [f"probes/{average}{probe}_all" for average in ("ema_", "")]
     record[probe] = [next(trial.figures[name] for name in names if name in trial.figures) for trial in trials]
-  logs = [read_last_figures(trial) for trial in trials]
-  record |= {name: [log[name] for log in logs] for name in COLLAPSE if all(name in log for log in logs)}
-  record["warnings"] = [find_warning(trial) for trial in trials]
+  logs = [compare.read_rows(trial, [f"train/{name}" for name in COLLAPSE]) for trial in trials]
+  if all(logs):
+    record |= {name: [rows[-1][f"train/{name}"] for rows in logs] for name in COLLAPSE}
+  record["warnings"] = [find_warning(trial, rows) if rows else None for trial, rows in zip(trials, logs, strict=True)]
   record["seconds"] = [trial.seconds for trial in trials]
   return record
 
 
-def read_last_figures(trial: Trial) -> dict[str, float]:
-  """Returns the last logged value of each figure of `COLLAPSE`.
+def find_warning(trial: Trial, rows: Sequence[Mapping[str, float]]) -> str | None:
+  """Returns the first warning of a run about a collapse, or None.
 
   Args:
-    trial: a run.
+    trial: a run of self-distillation.
+    rows: its figures at the steps of log lines, see `compare.read_rows`.
   """
-  figures = {}
-  for text in (trial.workdir / "metrics.jsonl").read_text().splitlines():
-    line = json.loads(text)
-    figures |= {name: line[f"train/{name}"] for name in COLLAPSE if f"train/{name}" in line}
-  return figures
-
-
-def find_warning(trial: Trial) -> str | None:
-  """Returns the warning that a run printed about a collapse, or None.
-
-  Args:
-    trial: a run.
-  """
-  log = trial.workdir.parent.parent / "logs" / f"{trial.workdir.parent.name}-{trial.name}.log"
-  return next((line for line in log.read_text().splitlines() if "collapsed" in line), None)
+  config = files.read_json(trial.workdir / "config.json")
+  assert config is not None
+  problems = [
+    describe_collapse({name: row[f"train/{name}"] for name in COLLAPSE}, config["task"]["prototypes"]) for row in rows
+  ]
+  repeated = (problems[i : i + PROBLEMS] for i in range(len(problems) - PROBLEMS + 1))
+  return next((consecutive[-1] for consecutive in repeated if all(consecutive)), None)
 
 
 def make_table(records: list[dict[str, Any]]) -> list[list[str]]:

@@ -11,6 +11,7 @@ from benchmarks import children
 from tests import recipes, runs
 from vit_jax import cli, runtime
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.sweeps.trials import Trial
 
 FILES = {file.stem: ast.parse(file.read_text()) for file in sorted((runs.ROOT / "benchmarks").glob("*.py"))}
 
@@ -158,6 +159,27 @@ def test_starts_of_transfer_are_those_of_its_config_with_equal_steps():
       assert run["task"]["name"] == tasks.get(start, "classify" if start == "random" else start.lower())
       assert (run["total"], run["batch"]) == ("1" if start == "random" else "100", 64)
       assert run["data"]["name"] == corpus and not {"test", "val"} & run["evals"].keys()
+
+
+@pytest.mark.parametrize(("entropies", "warned"), [
+  ([1.0, 3.178, 1.0, 3.178], False), ([1.0, 3.178, 3.178, 1.0], True), ([], False),
+])  # fmt: skip
+def test_collapse_of_a_run_is_read_from_its_metrics(tmp_path, entropies, warned):
+  """Uses 24 prototypes, for which a uniform output has the entropy log 24 = 3.178."""
+  from benchmarks import compare, transfer
+
+  trial = Trial("run", {}, {}, tmp_path, None, figures={"steps": 9, "probes/knn_all": 0.5, "probes/linear_all": 0.25})
+  lines = [{"step": 1, "test/top1": 0.5}] + [
+    {"step": 2 + step, "train/teacher_entropy": value, "train/used_prototypes": 20.0, "train/feature_rank": 8.0}
+    for step, value in enumerate(entropies)
+  ]
+  (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  (tmp_path / "config.json").write_text(json.dumps({"task": {"name": "dino", "prototypes": 24}}))
+  record = transfer.summarise("glyphs", "DINO", [trial])
+  assert record.get("teacher_entropy") == (entropies[-1:] or None)
+  (warning,) = record["warnings"]
+  assert ("its entropy 3.178 is that of a uniform output" in warning) if warned else warning is None
+  assert compare.read_rows(trial, ["test/top1"]) == [{"step": 1, "test/top1": 0.5}]
 
 
 @pytest.mark.long

@@ -204,23 +204,7 @@ class SelfDistillation(Task):
     Args:
       means: means of the metrics of `measure_collapse` over some steps.
     """
-    entropy, largest = means["teacher_entropy"], math.log(self.prototypes)
-    if entropy > UNIFORM * largest:
-      return (
-        f"the teacher's output has collapsed: its entropy {entropy:.3f} is that of a uniform output (log K = "
-        f"{largest:.3f}). Use a lower config.task.temperature, or a larger batch"
-      )
-    if means["used_prototypes"] < PROTOTYPES:
-      return (
-        f"the teacher's output has collapsed: all images of a batch use {means['used_prototypes']:.2f} prototypes. Use "
-        "a lower learning rate, or a higher config.task.temperature"
-      )
-    if means["feature_rank"] < RANK:
-      return (
-        f"the features have collapsed: their effective rank is {means['feature_rank']:.2f}. Use a lower learning rate, "
-        "or a larger batch"
-      )
-    return None
+    return describe_collapse(means, self.prototypes)
 
 
 def measure_collapse(
@@ -242,6 +226,32 @@ def measure_collapse(
     "used_prototypes": jnp.exp(compute_entropy(mean)),
     "feature_rank": compute_rank(jax.lax.stop_gradient(merge_crops(features))),
   }
+
+
+def describe_collapse(means: Mapping[str, float], prototypes: int) -> str | None:
+  """Returns a warning if the teacher or the features have collapsed, otherwise None.
+
+  Args:
+    means: means of the metrics of `measure_collapse` over some steps.
+    prototypes: number K of outputs of the head.
+  """
+  entropy, largest = means["teacher_entropy"], math.log(prototypes)
+  if entropy > UNIFORM * largest:
+    return (
+      f"the teacher's output has collapsed: its entropy {entropy:.3f} is that of a uniform output (log K = "
+      f"{largest:.3f}). Use a lower config.task.temperature, or a larger batch"
+    )
+  if means["used_prototypes"] < PROTOTYPES:
+    return (
+      f"the teacher's output has collapsed: all images of a batch use {means['used_prototypes']:.2f} prototypes. Use "
+      "a lower learning rate, or a higher config.task.temperature"
+    )
+  if means["feature_rank"] < RANK:
+    return (
+      f"the features have collapsed: their effective rank is {means['feature_rank']:.2f}. Use a lower learning rate, "
+      "or a larger batch"
+    )
+  return None
 
 
 def select_features(model: models.Model, output: models.Output) -> Float[Array, "B D"]:
