@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from vit_jax import checkpoints, cli, config, evals, importers, runtime, schema
 from vit_jax.checkpoints import provenance
 from vit_jax.config import flags
-from vit_jax.data import catalog, outputs
+from vit_jax.data import augment, catalog, outputs
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, labelling, metrics, outcomes
 from vit_jax.evals.accuracy import get_accuracy_details
@@ -177,7 +177,8 @@ def warn_of_normalisation(weights: str, run: BoundRun) -> None:
     weights: path of the weights.
     run: the run of the config.
   """
-  if other := stored.find_normalisation_flags(weights, run.data, run.init.ema, run.init.prefix):
+  wanted = stored.read_normalisation(weights, run.init.ema, run.init.prefix)
+  if other := augment.find_normalisation_flags(wanted, run.data.normalisation):
     logging.warning("images for these weights are usually normalised differently from this config: %s", other)
 
 
@@ -412,7 +413,10 @@ def write_outputs(
       "figures": outcomes.collect_figures(measured),
       "intervals": name_figures(intervals),
       "interval_methods": name_figures(
-        {prefix: run_evaluation.list_methods(get_accuracy_details(measured[prefix]), ends) for prefix, ends in intervals.items()}
+        {
+          prefix: run_evaluation.list_methods(get_accuracy_details(measured[prefix]), ends)
+          for prefix, ends in intervals.items()
+        }
       ),
       "classes": {prefix: list(get_accuracy_details(measured[prefix]).source.classes) for prefix in intervals},
     }

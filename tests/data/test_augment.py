@@ -180,6 +180,19 @@ def test_augmentation_matches_its_parts_in_the_documented_order():
   np.testing.assert_allclose(soft, expected_soft, atol=1e-6)
 
 
+@pytest.mark.parametrize(("wanted", "flags"), [
+  ({}, None),
+  ({"mean": (0.4914, 0.4822, 0.4465)}, None),
+  ({"mean": [0.4911, 0.4825, 0.4465], "std": (0.2470, 0.2435, 0.2616)}, None),  # rounded differently
+  ({"mean": (0.4914, 0.4822, 0.4475)}, "--config.data.mean='(0.4914,0.4822,0.4475)'"),
+  ({"mean": (0.4914, 0.4822, 0.4465), "std": (0.2, 0.2, 0.2)}, "--config.data.std='(0.2,0.2,0.2)'"),
+  ({"mean": (0.5,)}, "--config.data.mean='(0.5,)'"),
+])  # fmt: skip
+def test_another_normalisation_has_flags(wanted, flags):
+  own = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.247, 0.2435, 0.2616)}
+  assert augment.find_normalisation_flags(wanted, own) == flags
+
+
 def test_images_are_only_normalised_by_default():
   images, targets = built()(jax.random.key(0), modules.pictures(8), jnp.eye(10)[:8], np.arange(8, dtype=np.uint32), 0)
   np.testing.assert_array_equal(images, augment.normalise(modules.pictures(8)))

@@ -1,12 +1,5 @@
-"""Tests of self-distillation heads in files of DINO, iBOT and DINOv2, saved by PyTorch modules with the authors' names.
+"""Tests of self-distillation heads in files of DINO, iBOT and DINOv2. See `tests.head_files` for their names."""
 
-The names are those of the classes DINOHead and MultiCropWrapper of facebookresearch/dino at 7c446df, iBOTHead and
-iBOTLoss of bytedance/ibot at da316d8, and SSLMetaArch of facebookresearch/dinov2 at b8931f7, as described in their
-state dicts: MLPs are Sequentials with GELU in between, last layers have the weight norm of torch.nn.utils, student
-names have the prefix of DistributedDataParallel, and the losses have the buffer "center".
-"""
-
-import dataclasses
 import re
 
 import jax
@@ -14,119 +7,33 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import runs, small_weights
+from tests.head_files import (
+  ARRAYS,
+  BOTTLENECK,
+  HIDDEN,
+  K2,
+  PATCHES,
+  WIDTH,
+  Head,
+  K,
+  backbone,
+  build_run,
+  check_logits,
+  dino,
+  dinov2,
+  ibot,
+  linear,
+  state,
+  torch,
+  write,
+)
 from vit_jax import evaluate, importers
-from vit_jax.corpora import builders
 from vit_jax.importers import task_parameters
 from vit_jax.importers.formats.lazy_tensors import Tensor
 from vit_jax.schema import ConfigError
 from vit_jax.selfsup.heads import ProjectionHead
-from vit_jax.training import build
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
-torch = pytest.importorskip("torch")
-
-WIDTH, HIDDEN, BOTTLENECK, K, K2 = 64, 12, 8, 24, 20
-MODEL = small_weights.described(classes=0)
-ARRAYS = small_weights.arrays(MODEL)
-
-
-def linear(inputs, outputs, bias=True):
-  layer = torch.nn.Linear(inputs, outputs, bias=bias)
-  torch.nn.init.normal_(layer.weight)
-  return layer
-
-
-def last_layer(prototypes, fixed):
-  layer = torch.nn.utils.weight_norm(linear(BOTTLENECK, prototypes, bias=False))
-  layer.weight_g.data = torch.ones(prototypes, 1) if fixed else torch.rand(prototypes, 1) + 0.5
-  return layer
-
-
-class Head(torch.nn.Module):
-  """A head: MLP, normalisation, and one or two last layers."""
-
-  def __init__(self, prototypes, fixed=False, second=None, plain=False):
-    super().__init__()
-    gelu = torch.nn.GELU
-    self.mlp = torch.nn.Sequential(
-      linear(WIDTH, HIDDEN), gelu(), linear(HIDDEN, HIDDEN), gelu(), linear(HIDDEN, BOTTLENECK)
-    )
-    self.last_layer = linear(BOTTLENECK, prototypes, bias=False) if plain else last_layer(prototypes, fixed)
-    if second == "shared":
-      self.last_layer2 = self.last_layer
-    elif second:
-      self.last_layer2 = last_layer(second, fixed)
-
-  def forward(self, x, last="last_layer"):
-    return getattr(self, last)(torch.nn.functional.normalize(self.mlp(x), dim=-1))
-
-
-def backbone(shift=0.0, **more):
-  """Returns the tensors of a backbone. A shift distinguishes student and teacher."""
-  tensors = importers.export_tensors(ARRAYS, MODEL, "timm")
-  return {name: torch.tensor(np.asarray(array) + np.float32(shift)) for name, array in tensors.items()} | more
-
-
-def under(prefix, tensors):
-  return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-
-
-def state(module, prefix):
-  return under(prefix, module.state_dict())
-
-
-def dino(**arguments):
-  """Returns the content of a file of main_dino.py, and its heads of student and teacher."""
-  heads = Head(K, **arguments), Head(K, **arguments)
-  content = {
-    "student": under("module.backbone.", backbone()) | state(heads[0], "module.head."),
-    "teacher": under("backbone.", backbone(1.0)) | state(heads[1], "head."),
-    "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1}]},
-    "epoch": 800,
-    "dino_loss": {"center": torch.randn(1, K)},
-  }
-  return content, *heads
-
-
-def ibot(second):
-  """Returns the content of a file of main_ibot.py. Only the student has a token for masked patches."""
-  heads = Head(K, second=second), Head(K, second=second)
-  content = {
-    "student": under("module.backbone.", backbone(masked_embed=torch.full((1, WIDTH), 0.3)))
-    | state(heads[0], "module.head."),
-    "teacher": under("backbone.", backbone(1.0)) | state(heads[1], "head."),
-    "ibot_loss": {"center": torch.randn(1, K), "center2": torch.randn(1, 1, K if second == "shared" else second)},
-  }
-  return content, *heads
-
-
-def dinov2():
-  """Returns the content of a teacher_checkpoint.pth of DINOv2 with separate heads, in float16."""
-  heads = Head(K), Head(K2)
-  tensors = under("backbone.", backbone(1.0, mask_token=torch.full((1, WIDTH), 0.25)))
-  tensors |= state(heads[0], "dino_head.") | state(heads[1], "ibot_head.")
-  return {"teacher": {name: tensor.half() for name, tensor in tensors.items()}}, *heads
-
-
-RUN = {
-  "data.name": "digits", "model.name": "ViT-S/8", "model.depth": "2", "model.width": str(WIDTH), "model.heads": "2",
-  "model.hidden": "96", "task.hidden": str(HIDDEN), "task.prototypes": str(K), "task.bottleneck": str(BOTTLENECK),
-  "optim.accumulate": "1", "batch": "8", "total": "2",
-}  # fmt: skip
-PATCHES = {"task__patch_hidden": HIDDEN, "task__patch_bottleneck": BOTTLENECK, "task__patch_prototypes": K2}
-
-
-def write(tmp_path, content):
-  torch.save(content, tmp_path / "checkpoint.pth")
-  return tmp_path / "checkpoint.pth"
-
-
-def build_run(path, recipe, **changes):
-  """Builds a run that starts from a file."""
-  builders.prepare_dataset("digits")
-  run = runs.run(f"configs/{recipe}.py:glyphs", RUN, init__from=str(path), **changes)
-  return build.build(dataclasses.replace(run, evals={}), jax.devices()[:1])
 
 
 def start(path, recipe, **changes):
@@ -135,13 +42,6 @@ def start(path, recipe, **changes):
   weights, notes = made.weights()
   assert weights.keys() <= made.state_shapes.params.keys()
   return made.task, weights, "\n".join(notes)
-
-
-def check_logits(logits, head, x, last="last_layer"):
-  """Compares logits of vit_jax with those of the PyTorch module."""
-  with torch.no_grad():
-    expected = head(torch.tensor(x), last).numpy()
-  np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.fixture(scope="module")
@@ -329,6 +229,28 @@ def test_head_of_other_numbers_is_an_error(dtype):
   shapes = {path: each.value.shape for path, each in found.items()}
   with pytest.raises(ConfigError, match=r"mlp\.0\.weight.*contains .*Allowed: floating-point numbers"):
     task_parameters.fit_task({path: each.value for path, each in found.items()}, shapes)
+
+
+@pytest.mark.parametrize("second", [None, K2])
+def test_a_note_names_the_head_that_is_read_and_the_other_one(tmp_path, second):
+  """The file contains heads with the names of DINO or iBOT next to heads with the names of DINOv2."""
+  content, head, patch_head = dinov2()
+  content["teacher"] |= state(Head(K + 1, second=second), "head.")
+  found = importers.read(write(tmp_path, content))
+  for path, module in (("task/head", head), ("task/patch_head", patch_head)):
+    expected = module.state_dict()["last_layer.weight_v"].half().float().T
+    np.testing.assert_array_equal(found.task[f"{path}/last/kernel"], expected)
+  assert "the head for images is 'teacher.dino_head'; also in the file 'teacher.head'" in found.notes
+  assert not any("the head for patches" in note for note in found.notes)
+
+
+def test_a_note_names_a_second_head_for_patches(tmp_path):
+  content, *_ = ibot(K2)
+  other = Head(K2 + 1)
+  content["teacher"] |= state(other, "ibot_head.")
+  found = importers.read(write(tmp_path, content))
+  np.testing.assert_array_equal(found.task["task/patch_head/last/kernel"], other.state_dict()["last_layer.weight_v"].T)
+  assert "the head for patches is 'teacher.ibot_head'; also in the file 'teacher.head'" in found.notes
 
 
 def test_object_in_the_file_is_never_created(tmp_path, capsys):

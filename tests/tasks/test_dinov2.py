@@ -162,7 +162,8 @@ def test_every_parameter_of_the_task_has_one_row_in_the_sharding_table():
 
 def test_a_gram_teacher_of_other_images_is_an_error():
   with pytest.raises(
-    ConfigError, match=r"task\.gram\.teacher: earlier was trained with mean \(0\.1, 0\.2, 0\.3\), but"
+    ConfigError,
+    match=r"task\.gram\.teacher: the images for earlier are .* Use --config\.data\.mean='\(0\.1,0\.2,0\.3\)'",
   ):
     _ = gram_task(normalised={"mean": (0.1, 0.2, 0.3)}).frozen
   assert "gram" in gram_task(normalised={"mean": (0.5, 0.5, 0.5)}).frozen

@@ -9,7 +9,7 @@ Images are (B, H, W, 3). With `patch` P, images are divided into patches (B, N, 
 patch have the order (row, column, channel).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import jax
@@ -20,8 +20,12 @@ from vit_jax import rng
 from vit_jax.data.erasing import ERASINGS
 from vit_jax.data.mixup import MIXINGS
 from vit_jax.data.warping import WARPS
-from vit_jax.schema import Choice, Duration, Positive, enter_key, make
+from vit_jax.schema import Choice, Duration, Positive, enter_key, make, texts
 from vit_jax.shapes import Array, Count, Float, Integer, Num, PRNGKey, Tensor, UInt8
+
+# Largest difference between equal means or standard deviations. Publishers round them to three digits. The rounding
+# error is an eighth of the step between two values of a pixel, 1 / 255.
+TOLERANCE = 5e-4
 
 Channels = tuple[float, float, float]
 Scales = tuple[Positive, Positive, Positive]
@@ -82,6 +86,26 @@ def build(
     return erase(keys("erasing"), normalise(images, dtype, mean=mean, std=std)), targets
 
   return augment
+
+
+def find_normalisation_flags(wanted: Mapping[str, Sequence[float]], own: Mapping[str, Sequence[float]]) -> str | None:
+  """Returns the flags that select the normalisation of weights, if images have a different one.
+
+  A different normalisation reduces the accuracy. Differences up to `TOLERANCE` are rounding errors.
+
+  Args:
+    wanted: "mean" and "std" of the images for the weights, as far as they are known.
+    own: "mean" and "std" of the images.
+
+  Returns:
+    The flags, or None if the normalisation is equal.
+  """
+  other = {
+    key: tuple(values)
+    for key, values in wanted.items()
+    if len(values) != len(own[key]) or np.abs(np.subtract(values, own[key])).max() > TOLERANCE
+  }
+  return " ".join(texts.format_flag(f"config.data.{key}", values) for key, values in other.items()) or None
 
 
 def denormalise(

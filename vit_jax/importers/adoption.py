@@ -16,7 +16,7 @@ from vit_jax.importers import normalisation, weights
 from vit_jax.importers.hub import preprocessing
 from vit_jax.models import Description, table
 from vit_jax.schema import Choice, ConfigError, texts
-from vit_jax.storage import files, paths
+from vit_jax.storage import paths
 
 KEYS = {"model": ("gelu", "eps", "norm.eps", "padding", "resampling"), "data": ("mean", "std", "test_crop")}
 Settings = dict[str, dict[str, Any]]  # {group of the config: {key: value}}
@@ -41,23 +41,11 @@ def adopt_settings(run: Run) -> Run:
 
 def find_teacher_settings(path: str) -> dict[str, Any]:
   """Returns mean and std of a teacher's images as arguments of the task, or {} if its file cannot be read."""
-  return {f"teacher_{key}": value for key, value in find_image_statistics(path).items()}
-
-
-def find_image_statistics(path: str) -> dict[str, tuple[float, ...]]:
-  """Returns "mean" and "std" of the images with which weights were trained.
-
-  Args:
-    path: weight file or workdir.
-
-  Returns:
-    The known values. Empty if the weights cannot be read.
-  """
   try:
     _, data = _inspect_weights(paths.resolve_path(path), None)
   except (ConfigError, OSError):
     return {}
-  return {key: tuple(data[key]) for key in ("mean", "std") if key in data}
+  return {f"teacher_{key}": tuple(data[key]) for key in ("mean", "std") if key in data}
 
 
 def add_settings(run: Run, settings: Settings) -> Run:
@@ -199,18 +187,8 @@ def _inspect_weights(path: pathlib.Path, image_size: int | None) -> tuple[Descri
   if weights.is_workdir(path):
     about = checkpoints.read_description(path) or {}
     description = Description.from_json(about.get("model")).unscan()
-    stored = about["identity"]["config"] if "identity" in about else files.read_json(path / "config.json") or {}
-    if data := stored.get("data"):
-      return description, _collect_data_arguments(
-        {key: data[key] for key in ("mean", "std") if key in data},
-        data.get("test_crop"),
-        data.get("image_size"),
-        image_size,
-      )
-    image_metadata = preprocessing.from_json(about["use"]) if "use" in about else preprocessing.ImageMetadata()
-    return description, _collect_data_arguments(
-      dict(image_metadata.normalised), image_metadata.crop, image_metadata.size, image_size
-    )
+    images = normalisation.read_workdir_images(path, about)
+    return description, _collect_data_arguments(images.normalised, images.crop, images.size, image_size)
   recognised = weights.inspect(path)
   image_metadata = recognised.image_metadata
   crop_size = image_metadata.size or recognised.description.image_size
@@ -221,16 +199,13 @@ def _inspect_weights(path: pathlib.Path, image_size: int | None) -> tuple[Descri
 
 def _collect_data_arguments(
   normalised: Mapping[str, Sequence[float]],
-  stored: Choice | Mapping[str, Any] | None,
+  crop: Choice | None,
   size: int | tuple[int, int] | None,
   image_size: int | None,
 ) -> dict[str, Any]:
   """Returns data arguments: mean and std of three channels, and the crop for images of a size."""
   result: dict[str, Any] = {key: tuple(values) for key, values in normalised.items() if len(values) == 3}
-  if stored is not None:
-    crop = (
-      stored if isinstance(stored, Choice) else Choice(stored["name"], {k: stored[k] for k in stored if k != "name"})
-    )
+  if crop is not None:
     result["test_crop"] = (
       preprocessing.scale_crop(crop, size, image_size) if image_size and isinstance(size, int) else crop
     )

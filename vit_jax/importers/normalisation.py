@@ -1,8 +1,14 @@
-"""Default normalisation of images for published weights, by publisher. It is used if no file states the values."""
+"""Normalisation of the images for weights: from the files of the weights, or the usual values of their publisher."""
 
+import pathlib
+from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.checkpoints import provenance
+from vit_jax.importers.hub import preprocessing
+from vit_jax.importers.hub.preprocessing import ImageMetadata
 from vit_jax.models import Description
+from vit_jax.schema import Choice
 
 Channels = tuple[float, float, float]
 
@@ -26,13 +32,30 @@ def find_normalisation(recognised: Any) -> dict[str, Channels]:
   Returns:
     {"mean", "std"} from the files next to the weights, or the usual values of the publisher.
   """
-  return {
-    **find_usual_normalisation(recognised.layout.name, recognised.description),
-    **recognised.image_metadata.normalised,
-  }
+  usual = find_usual_normalisation(recognised.layout.name, recognised.description, bool(recognised.task))
+  return {**usual, **recognised.image_metadata.normalised}
 
 
-def find_usual_normalisation(layout: str, description: Description) -> dict[str, Channels]:
+def read_workdir_images(workdir: pathlib.Path, about: Mapping[str, Any]) -> ImageMetadata:
+  """Returns normalisation, test crop and size of the images for the weights of a workdir.
+
+  They come from the config of its run, or from the metadata that `convert` wrote.
+
+  Args:
+    workdir: the workdir.
+    about: metadata of its newest checkpoint.
+  """
+  if not (data := (provenance.stored_config(workdir, about) or {}).get("data")):
+    return preprocessing.from_json(about["use"]) if "use" in about else ImageMetadata()
+  crop = data.get("test_crop")
+  return ImageMetadata(
+    {key: tuple(data[key]) for key in ("mean", "std") if key in data},
+    None if crop is None else Choice(crop["name"], {key: crop[key] for key in crop if key != "name"}),
+    data.get("image_size"),
+  )
+
+
+def find_usual_normalisation(layout: str, description: Description, has_heads: bool = False) -> dict[str, Channels]:
   """Returns the usual mean and std of a layout and a model, for pixels of 0..1.
 
   The sources are listed in docs/models/index.md. A ViT in timm's layout may come from several publishers. The names of
@@ -43,11 +66,14 @@ def find_usual_normalisation(layout: str, description: Description) -> dict[str,
   Args:
     layout: name of the layout.
     description: the model.
+    has_heads: whether the file contains heads of self-distillation. It is then from DINO, iBOT, DINOv2 or DINOv3.
 
   Returns:
     {"mean": values, "std": values}, one value per channel.
   """
   name, family = description.model.name, description.published.family
+  if has_heads:
+    return IMAGENET
   if layout in ("vit_jax", "big_vision", "bit"):
     return HALVES
   if family == "compact":

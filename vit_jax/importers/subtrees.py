@@ -106,6 +106,7 @@ def choose_tensors(
     names = [file.names[name] for name in file.tensors if name in of_task]
     parent = original[: original.rstrip(".").rfind(".") + 1]
     notes.append(f"used only by self-distillation: {_format_names(names, parent)}")
+    notes += task_parameters.describe_unused_heads(file.tensors, chosen)
   whole = tree | {ours: file.tensors[name] for name, ours in more.items()}
   return ChosenTensors(whole, notes, {path: found.value for path, found in task.items()})
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.importers import layout
 from vit_jax.importers.formats.lazy_tensors import Tensor, Tensors
+from vit_jax.schema import show
 from vit_jax.selfsup.paths import CENTER, HEAD, PATCH_CENTER, PATCH_HEAD, TOKEN
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -53,12 +54,7 @@ def find_task_tensors(tensors: Tensors, root: str) -> dict[str, TaskTensor]:
     backbone is used if this backbone has none, because iBOT stores it only in the student. The result is empty without
     heads.
   """
-  parent = root[: root.rstrip(".").rfind(".") + 1]
-  result: dict[str, TaskTensor] = {}
-  for module, path in _HEADS.items():
-    prefix = f"{parent}{module}."
-    if root:
-      result |= _find_head({n.removeprefix(prefix): (n, t) for n, t in tensors.items() if n.startswith(prefix)}, path)
+  result = _find_heads(tensors, root)[0]
   if not result:
     return {}
   starts = [*(root[: match.end()] for match in re.finditer(r"\.", root)), ""]
@@ -72,6 +68,36 @@ def find_task_tensors(tensors: Tensors, root: str) -> dict[str, TaskTensor]:
   for name in [name for name in (*own, *others) if name in tensors and len(tensors[name].shape) in (1, 2, 3)][:1]:
     result[TOKEN] = TaskTensor(name, _convert(name, tensors[name], _flatten))
   return result
+
+
+def describe_unused_heads(tensors: Tensors, root: str) -> list[str]:
+  """Returns notes on heads next to a backbone that are not read, because another head has the same role.
+
+  Args:
+    tensors: see `find_task_tensors`.
+    root: see `find_task_tensors`.
+  """
+  return _find_heads(tensors, root)[1]
+
+
+def _find_heads(tensors: Tensors, root: str) -> tuple[dict[str, TaskTensor], list[str]]:
+  """Returns the parameters of the heads next to a backbone, and notes on heads that are not read.
+
+  If two heads have the same role, the head with the more specific name of DINOv2 is read.
+  """
+  parent = root[: root.rstrip(".").rfind(".") + 1]
+  result: dict[str, TaskTensor] = {}
+  notes = []
+  for module, path in _HEADS.items() if root else ():
+    prefix = f"{parent}{module}."
+    found = _find_head({n.removeprefix(prefix): (n, t) for n, t in tensors.items() if n.startswith(prefix)}, path)
+    if found and (other := result.get(f"{path}/last/kernel")):
+      role, unused = "images" if path == HEAD else "patches", other.name.partition(".last_layer")[0]
+      notes.append(f"the head for {role} is {show(prefix[:-1])}; also in the file {show(unused)}")
+      # A last layer for patches cannot be used without the MLP of its own head.
+      result = {ours: tensor for ours, tensor in result.items() if path == PATCH_HEAD and not _is_in(ours, PATCH_HEAD)}
+    result |= found
+  return result, notes
 
 
 def _find_head(tensors: Mapping[str, tuple[str, np.ndarray | Tensor]], path: str) -> dict[str, TaskTensor]:
@@ -108,6 +134,19 @@ def _convert(name: str, tensor: np.ndarray | Tensor, change: Callable[[np.ndarra
   """Returns a tensor that is converted to float32 and changed when its values are used."""
   shape = change(np.broadcast_to(np.float32(0), tensor.shape)).shape
   return Tensor(shape, np.dtype(np.float32), lambda: change(layout.convert_to_float32(name, tensor)))
+
+
+def select_parameters(tensors: Tensors, patterns: Sequence[str]) -> Tensors:
+  """Returns the parameters of a task that a frozen model needs, without a repeated head.
+
+  Args:
+    tensors: parameters of a task by path, from weights.
+    patterns: regular expressions. A parameter is selected if its whole path matches one of them.
+  """
+  selected = {
+    path: tensor for path, tensor in tensors.items() if any(re.fullmatch(pattern, path) for pattern in patterns)
+  }
+  return _remove_repeated_head(selected)
 
 
 def _remove_repeated_head(tensors: Tensors) -> Tensors:

@@ -14,7 +14,16 @@ import numpy as np
 from vit_jax import checkpoints
 from vit_jax.checkpoints import provenance
 from vit_jax.config import extensions
-from vit_jax.importers import class_order, layout, position_tables, row_names, subtrees, surgery, task_parameters
+from vit_jax.importers import (
+  class_order,
+  layout,
+  normalisation,
+  position_tables,
+  row_names,
+  subtrees,
+  surgery,
+  task_parameters,
+)
 from vit_jax.importers.formats import containers
 from vit_jax.importers.formats.lazy_tensors import Tensor
 from vit_jax.importers.hints import Hints
@@ -186,6 +195,7 @@ class Weights(NamedTuple):
     classes: class names in the order of the outputs, or () if they are unknown.
     task: parameters of a task by path, such as a decoder or a projection head. Those of a file are read when their
       values are used.
+    normalised: "mean" and "std" of the images, as far as they are known.
   """
 
   description: Description
@@ -193,6 +203,7 @@ class Weights(NamedTuple):
   notes: list[str]
   classes: tuple[str, ...]
   task: Mapping[str, np.ndarray | Tensor]
+  normalised: Mapping[str, tuple[float, ...]]
 
 
 def read(
@@ -227,12 +238,14 @@ def read(
     description = Description.from_json(about.get("model")).unscan()
     parameters = surgery.unstack(arrays, layout.compute_shapes(description))
     task = task_parameters.find_workdir_parameters(arrays, provenance.stored_config(path, about))
-    return Weights(description, parameters, [], class_order.read_class_names(about), task)
+    images = normalisation.read_workdir_images(path, about)
+    return Weights(description, parameters, [], class_order.read_class_names(about), task, images.normalised)
   recognised = inspect(path, hints, likely, ema, prefix)
   try:
     notes = [*recognised.notes, *recognised.image_notes()]
     labels = recognised.image_metadata.labels
-    return Weights(recognised.description, recognised.read(), notes, labels, recognised.task)
+    normalised = normalisation.find_normalisation(recognised)
+    return Weights(recognised.description, recognised.read(), notes, labels, recognised.task, normalised)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -250,13 +263,15 @@ class FrozenWeights(NamedTuple):
     description: the model.
     load: function that reads the weights, including the parameters of the task.
     notes: messages for the user about how the weights are read.
-    task: shapes of the float32 parameters of the task by path. Empty for a weight file.
+    task: shapes of the selected float32 parameters of the task by path.
+    normalised: "mean" and "std" of the images, as far as they are known.
   """
 
   description: Description
   load: Callable[[], dict[str, np.ndarray]]
   notes: list[str]
   task: dict[str, tuple[int, ...]]
+  normalised: Mapping[str, tuple[float, ...]]
 
 
 def open_frozen(
@@ -266,6 +281,7 @@ def open_frozen(
   ema: bool | None = None,
   prefix: str | None = None,
   classes: Sequence[str] = (),
+  task_paths: Sequence[str] = (),
 ) -> FrozenWeights:
   """Returns the model of a file or workdir, and a function that reads its weights.
 
@@ -279,20 +295,24 @@ def open_frozen(
     ema: True requires averaged weights, False requires raw weights. See `load`.
     prefix: common prefix of the parameter names to read, for a file that contains several models.
     classes: class names of the data. The outputs are reordered to match them. See `load_fitted`.
+    task_paths: patterns of the paths of the task parameters to read, see `task_parameters.select_parameters`.
 
   Raises:
     ConfigError: if the file cannot be read as exactly one known model, or is not compatible with the image size or
       classes.
   """
-  task: dict[str, tuple[int, ...]] = {}
   if is_workdir(paths.resolve_path(path)):
     found = read(path, None, ema, prefix)
-    source, notes, names = found.description, found.notes, found.classes
-    task = {name: array.shape for name, array in found.task.items()}
+    source, notes, names, normalised = found.description, found.notes, found.classes, found.normalised
+    selected = task_parameters.select_parameters(found.task, task_paths)
     del found
   else:
     recognised = inspect(path, ema=ema, prefix=prefix)
     source, notes, names = recognised.description, recognised.notes, recognised.image_metadata.labels
+    selected = task_parameters.select_parameters(recognised.task, task_paths)
+    normalised = normalisation.find_normalisation(recognised)
+  task = {name: array.shape for name, array in selected.items()}
+  del selected
   target = source.replace(image_size=image_size).bind()
   if "dtype" in target.model.args:
     target = target.replace(model=Choice(target.model.name, {**target.model.args, "dtype": dtype}))
@@ -305,7 +325,7 @@ def open_frozen(
 
   try:
     notes = [*notes, *class_order.arrange_outputs({}, target, names, classes)[1]]
-    return FrozenWeights(target, arrays, notes, task)
+    return FrozenWeights(target, arrays, notes, task, normalised)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -353,13 +373,13 @@ def load_fitted(
   likely: Hints = {} if isinstance(target.image_size, int) else {"image_size": target.image_size}
   if query := shapes.get("blocks/0/attention/query/kernel"):
     likely |= {"width": query[0], "heads": query[1]}
-  source, arrays, known, names, task = read(path, None, ema, prefix, likely)
+  found = read(path, None, ema, prefix, likely)
   try:
-    fitting, notes = surgery.fit(arrays, source, target, head)
-    kept = head != "new" and source.classes == target.classes
-    fitting, moved = class_order.arrange_outputs(fitting, target, names if kept else (), classes, strict=head == "keep")
-    kept_task, new = task_parameters.fit_task(task, task_shapes or {}, fixed_norm)
-    return fitting | kept_task, [*notes, *moved, *known, *new]
+    fitting, notes = surgery.fit(found.arrays, found.description, target, head)
+    names = found.classes if head != "new" and found.description.classes == target.classes else ()
+    fitting, moved = class_order.arrange_outputs(fitting, target, names, classes, strict=head == "keep")
+    kept_task, new = task_parameters.fit_task(found.task, task_shapes or {}, fixed_norm)
+    return fitting | kept_task, [*notes, *moved, *found.notes, *new]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 

@@ -135,8 +135,9 @@ def read(
       arrays = recognised.read_lazily()
     except ConfigError as error:
       raise ConfigError(f"{path}: {error}") from error
-    usual = normalisation.find_usual_normalisation(recognised.layout.name, description)
-    data, loss, names, notes = _apply_metadata(path, recognised.image_metadata, description, usual)
+    data, loss, names, notes = _apply_metadata(
+      path, recognised.image_metadata, description, normalisation.find_normalisation(recognised)
+    )
     notes = [*recognised.notes, *notes]
   if not description.classes:  # The model was pre-trained without labels, although its data may have class names.
     names = ()
@@ -189,29 +190,6 @@ def read_normalisation(
   extensions.restore_for_workdir(path, about)
   data = _read_workdir(path, Description.from_json(about.get("model")))[0]
   return data.normalisation
-
-
-def find_normalisation_flags(
-  weights: str | pathlib.Path, data: EvalData, ema: bool | None = None, prefix: str | None = None
-) -> str | None:
-  """Returns the flags that select the normalisation of the weights, if the data have a different one.
-
-  A different normalisation reduces the accuracy.
-
-  Args:
-    weights: workdir or weight file, local or in a bucket.
-    data: the data that the weights will be used with.
-    ema: True selects averaged weights, False selects raw weights. See `load`.
-    prefix: common prefix of the parameter names to read, for a file that contains several models.
-
-  Returns:
-    The flags, or None if the normalisation is equal.
-  """
-  wanted = {key: tuple(values) for key, values in read_normalisation(weights, ema, prefix).items()}
-  other = {key: values for key, values in wanted.items() if data.normalisation[key] != values}
-  if not other:
-    return None
-  return " ".join(schema.texts.format_flag(f"config.data.{key}", values) for key, values in other.items())
 
 
 def load_run(workdir: pathlib.Path) -> BoundRun | None:

@@ -10,7 +10,7 @@ The loss is a sum of DINO's loss of class tokens, iBOT's loss of masked patches,
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from einops import rearrange
 
 from vit_jax import models, rng
+from vit_jax.data import augment
 from vit_jax.data.views import Views
 from vit_jax.models import resizing
 from vit_jax.models.sizes import Hidden, Width, sides
@@ -76,9 +77,9 @@ class Dinov2(SelfDistillation):
     patch_weight: weight of the loss of masked patches.
     koleo_weight: weight of KoLeo, the sum over both global crops.
     gram: Gram anchoring, see `GRAMS`: "none", or "anchor" with the weights of an earlier teacher.
-    teacher: workdir of a `dinov2` run whose teacher stays frozen, for distillation into a smaller student. None: the
-      teacher is the moving average of the student.
-    teacher_ema: true selects the averaged weights of that run, false the trained ones. None: as for `init.ema`.
+    teacher: workdir of a `dinov2` run, or weight file with heads, whose teacher stays frozen, for distillation into a
+      smaller student. None: the teacher is the moving average of the student.
+    teacher_ema: true selects averaged weights, false raw weights. None: as for `init.ema`.
 
   Raises:
     ConfigError: if the model or the teacher does not support the losses.
@@ -143,7 +144,11 @@ class Dinov2(SelfDistillation):
     if self.anchor is not None:
       frozen["gram"] = self.supplied.freeze("task.gram.teacher", self.anchor.path, self.anchor.ema, None, ())
     for model in frozen.values():
-      _check_normalisation(model, self.supplied.normalised)
+      if flags := augment.find_normalisation_flags(model.normalised, self.supplied.normalised):
+        raise ConfigError(
+          f"the images for {model.path} are normalised differently from those of this run. Use {flags}",
+          f"config.{model.key}",
+        )
     return frozen
 
   @functools.cached_property
@@ -163,11 +168,12 @@ class Dinov2(SelfDistillation):
         )
       shapes = {path: leaf.shape for path, leaf in frozen.shapes.items()}
       self._check_teacher(shapes)
+      width = masking.token_width(frozen.model)
       heads = []
       for name, head in ((HEAD, self.head), (PATCH_HEAD, self.patch_head)):
         mlp = PATCH_HEAD if name == PATCH_HEAD and self.sharing == "none" else HEAD
         last = PATCH_HEAD if name == PATCH_HEAD and self.sharing != "all" else HEAD
-        (width, hidden), (bottleneck, prototypes) = shapes[f"{mlp}/layer0/kernel"], shapes[f"{last}/last/kernel"]
+        hidden, (bottleneck, prototypes) = shapes[f"{mlp}/layer0/kernel"][1], shapes[f"{last}/last/kernel"]
         if prototypes != head.prototypes:
           raise ConfigError(
             f"{self.teacher} has {prototypes:,} prototypes in {name!r}, but the student has {head.prototypes:,}",
@@ -176,6 +182,11 @@ class Dinov2(SelfDistillation):
         layers = sum(path.startswith(f"{mlp}/layer") and path.endswith("/kernel") for path in shapes)
         form: LastLayer = "weight_norm" if f"{last}/last/scale" in shapes else "plain"
         heads.append(ProjectionHead(width, prototypes, bottleneck, hidden, layers, form))
+      built = jax.eval_shape(lambda: self._init_heads(heads[0], heads[1], rng.make_key(0)))
+      for path in sorted(built.keys() | {path for path in shapes if path.startswith((f"{HEAD}/", f"{PATCH_HEAD}/"))}):
+        if path not in built or shapes.get(path) != built[path].shape:
+          found = f"{path} of shape {shapes[path]}" if path in shapes else f"no {path}"
+          raise ConfigError(f"{self.teacher} has {found}, which does not belong to a head of a known form", "teacher")
     return heads[0], heads[1]
 
   def _check_teacher(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -183,11 +194,12 @@ class Dinov2(SelfDistillation):
     last = "all"
     if f"{PATCH_HEAD}/last/kernel" in shapes:
       last = "none" if f"{PATCH_HEAD}/layer0/kernel" in shapes else "mlp"
-    if f"{HEAD}/last/kernel" not in shapes or last != self.sharing:
-      found = f"heads with sharing={last!r}" if f"{HEAD}/last/kernel" in shapes else "no heads"
+    complete = {f"{HEAD}/layer0/kernel", f"{HEAD}/last/kernel"} <= shapes.keys()
+    if not complete or last != self.sharing:
+      found = f"heads with sharing={last!r}" if complete else "no heads for images"
       raise ConfigError(
-        f"{self.teacher} has {found}, but the student has sharing={self.sharing!r}. Use the workdir of a "
-        "dinov2 run with the same sharing",
+        f"{self.teacher} has {found}, but the student has sharing={self.sharing!r}. Use the workdir of a dinov2 run, "
+        "or a weight file of its authors, with heads of the same sharing",
         "teacher",
       )
 
@@ -236,14 +248,22 @@ class Dinov2(SelfDistillation):
 
   def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Returns the initial heads, and centres and a mask token of zeros."""
-    keys = jax.random.split(key)
-    params = self.head.init(keys[0], HEAD) | {TOKEN: jnp.zeros(masking.token_width(self.supplied.model))}
-    if self.sharing == "none":
-      params |= self.patch_head.init(keys[1], PATCH_HEAD)
-    if self.sharing == "mlp":
-      params |= self.patch_head.init_last(keys[1], PATCH_HEAD)
+    params = self._init_heads(self.head, self.patch_head, key)
+    params |= {TOKEN: jnp.zeros(masking.token_width(self.supplied.model))}
     if self.centering == "mean":
       params |= {CENTER: jnp.zeros(self.prototypes), PATCH_CENTER: jnp.zeros(self.patch_head.prototypes)}
+    return params
+
+  def _init_heads(
+    self, head: ProjectionHead, patch_head: ProjectionHead, key: PRNGKey
+  ) -> dict[str, Shaped[Array, "..."]]:
+    """Returns the initial parameters of both heads by path, without the layers that they share."""
+    keys = jax.random.split(key)
+    params = head.init(keys[0], HEAD)
+    if self.sharing == "none":
+      params |= patch_head.init(keys[1], PATCH_HEAD)
+    if self.sharing == "mlp":
+      params |= patch_head.init_last(keys[1], PATCH_HEAD)
     return params
 
   def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
@@ -420,14 +440,3 @@ class Dinov2(SelfDistillation):
       together = GLOBAL * self._count_together(len(patches))
       student, tokens = (rearrange(x, "(n i) p d -> n (i p) d", i=together) for x in (student, tokens))
     return losses.gram_loss(student, tokens, self.anchor.negatives)
-
-
-def _check_normalisation(model: FrozenModel, own: Mapping[str, Sequence[float]]) -> None:
-  """Raises ConfigError if a frozen model was trained with another normalisation of images than that of the run."""
-  for key, values in model.normalised.items():
-    if tuple(values) != tuple(own[key]):
-      raise ConfigError(
-        f"{model.path} was trained with {key} {tuple(values)}, but the images of this run have {tuple(own[key])}. Use "
-        f"config.data.{key}={tuple(values)}",
-        f"config.{model.key}",
-      )

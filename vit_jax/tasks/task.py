@@ -78,7 +78,7 @@ class TaskContext(NamedTuple):
     augment: function from `patch` to an augmentation. The augmentation maps (key, uint8 images, targets, draws, step)
       to (images, targets). See `data.augment`.
     freeze: function from (key of the config, path, ema, prefix, rules) to a frozen model. With sharding rules, the
-      frozen model also contains the task parameters of a workdir that match a rule.
+      frozen model also contains the task parameters of the weights that match a rule.
     pixels: function from normalised images or patches to pixel values in 0..1, in float32.
     normalise: function from uint8 images or patches to the normalised images that the model takes.
     normalised: "mean" and "std" with which the images are normalised.

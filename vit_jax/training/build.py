@@ -6,7 +6,6 @@ the devices. Both raise ConfigError before anything is written. This is the only
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -212,23 +211,19 @@ def _describe_frozen(
 ) -> tasks.FrozenModel:
   """Returns a description of the weights in a file or workdir, for images of the run's size.
 
-  For a weight file, only names and shapes are read. For a workdir, the whole checkpoint is read. With rules, the result
-  includes the parameters of the task of a workdir.
+  For a weight file, only names and shapes are read. For a workdir, the whole checkpoint is read. The result includes
+  the parameters of a task that match a rule, such as projection heads.
   """
   with enter_key(f"config.{key}"), options.use_form(f"config.{key.rpartition('.')[0]}"):
-    weights = importers.open_frozen(path, run.data.image_size, run.dtype.name, ema, prefix, classes)
-  task = {
-    name: jax.ShapeDtypeStruct(shape, np.float32)
-    for name, shape in weights.task.items()
-    if any(re.fullmatch(rule, name) for rule, _ in rules)
-  }
+    patterns = [pattern for pattern, _ in rules]
+    weights = importers.open_frozen(path, run.data.image_size, run.dtype.name, ema, prefix, classes, patterns)
+  task = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in weights.task.items()}
   model = models.functional(weights.description).on(grid)
   shapes = model.shapes() | task
   table = *models.find_sharding(weights.description.model.name), *rules
   shardings = sharding.find_parameter_shardings(table, shapes, grid)
-  normalised = adoption.find_image_statistics(path)
   return tasks.FrozenModel(
-    model, sharding.add_shardings(shapes, shardings), weights.load, key, path, weights.notes, normalised
+    model, sharding.add_shardings(shapes, shardings), weights.load, key, path, weights.notes, weights.normalised
   )
 
 
