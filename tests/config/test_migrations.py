@@ -70,6 +70,14 @@ def test_older_run_on_image_files_resumes_without_exif():
     assert migrations.list_former_defaults({"data": value, "evals": value}) == {}
 
 
+@pytest.mark.parametrize("ema", [None, True, False])
+def test_selection_of_a_frozen_teacher_has_the_names_of_distillation(ema):
+  stored = {"task": {"name": "dinov2", "teacher": "runs/large", "teacher_ema": ema}}
+  expected = {"name": "dinov2", "teacher": "runs/large", "ema": ema, "prefix": None}
+  assert migrations.migrate_run(stored)["task"] == expected
+  assert migrations.migrate_run({"task": expected})["task"] == expected
+
+
 def test_older_run_keeps_its_evaluation_interval():
   evals = {"test": {"name": "accuracy", "every": "10%"}, "own": {"name": "accuracy", "every": "20%"}}
   assert migrations.list_former_defaults({"evals": evals}) == {"evals.test.every": "10%"}

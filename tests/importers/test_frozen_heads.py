@@ -60,6 +60,17 @@ def test_frozen_teacher_of_a_file_has_the_heads_of_the_file(tmp_path, x, sharing
   np.testing.assert_allclose(arrays["cls"], ARRAYS["cls"] + 1, atol=1e-3)  # the file of DINOv2 has float16
 
 
+@pytest.mark.parametrize(("key", "value"), [("task__ema", "false"), ("task__prefix", "student.")])
+def test_keys_of_the_task_select_the_weights_of_the_frozen_teacher(tmp_path, key, value):
+  path = write(tmp_path, ibot("shared")[0])
+  shared = {"task__sharing": "all", **PATCHES, "task__hidden": 6, "task__patch_hidden": 7}
+  default = build_student(path, **shared).task.frozen["teacher"]
+  np.testing.assert_array_equal(default.load()["cls"], ARRAYS["cls"] + 1)
+  assert any("--config.task.ema=false" in note for note in default.notes)
+  chosen = build_student(path, **shared, **{key: value}).task.frozen["teacher"]
+  np.testing.assert_array_equal(chosen.load()["cls"], ARRAYS["cls"])
+
+
 def remove_layer(content):
   del content["teacher"]["dino_head.mlp.2.weight"], content["teacher"]["dino_head.mlp.2.bias"]
 

@@ -43,7 +43,13 @@ def migrate_run(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _migrate_selection(values: Mapping[str, object]) -> Mapping[str, Any]:
-  """Removes `ema=False` from `init` or a task without `prefix`: False was the default before `prefix` existed."""
+  """Migrates the keys of `init` or a task that select weights of a file.
+
+  `teacher_ema` of `dinov2` was renamed to `ema`. In other groups without `prefix`, `ema=False` is removed. It was the
+  default before `prefix` existed.
+  """
+  if isinstance(values, Mapping) and "teacher_ema" in values:
+    return {"ema" if key == "teacher_ema" else key: value for key, value in values.items()} | {"prefix": None}
   if not isinstance(values, Mapping) or values.get("ema") is not False or "prefix" in values:
     return values
   return {key: value for key, value in values.items() if key != "ema"}

@@ -79,7 +79,8 @@ class Dinov2(SelfDistillation):
     gram: Gram anchoring, see `GRAMS`: "none", or "anchor" with the weights of an earlier teacher.
     teacher: workdir of a `dinov2` run, or weight file with heads, whose teacher stays frozen, for distillation into a
       smaller student. None: the teacher is the moving average of the student.
-    teacher_ema: true selects averaged weights, false raw weights. None: as for `init.ema`.
+    ema: true selects averaged weights of the teacher's file, false raw weights. None: as for `init.ema`.
+    prefix: common prefix of the teacher's parameter names, for a file that contains several models.
 
   Raises:
     ConfigError: if the model or the teacher does not support the losses.
@@ -103,7 +104,8 @@ class Dinov2(SelfDistillation):
   koleo_weight: NonNegative = 0.1
   gram: Annotated[Choice, GRAMS] = Choice("none")
   teacher: str | None = None
-  teacher_ema: bool | None = None
+  ema: bool | None = None
+  prefix: str | None = None
 
   @property
   def grid(self) -> tuple[int, int]:
@@ -140,9 +142,11 @@ class Dinov2(SelfDistillation):
     frozen = {}
     if self.teacher is not None:
       rules = ProjectionHead.sharding(f"(?:{HEAD}|{PATCH_HEAD})")
-      frozen["teacher"] = self.supplied.freeze("task.teacher", self.teacher, self.teacher_ema, None, rules)
+      frozen["teacher"] = self.supplied.freeze("task.teacher", self.teacher, self.ema, self.prefix, rules)
     if self.anchor is not None:
-      frozen["gram"] = self.supplied.freeze("task.gram.teacher", self.anchor.path, self.anchor.ema, None, ())
+      frozen["gram"] = self.supplied.freeze(
+        "task.gram.teacher", self.anchor.path, self.anchor.ema, self.anchor.prefix, ()
+      )
     for model in frozen.values():
       if flags := augment.find_normalisation_flags(model.normalised, self.supplied.normalised):
         raise ConfigError(

@@ -60,6 +60,7 @@ class Gram:
   Attributes:
     path: weight file or workdir of the earlier teacher.
     ema: whether to read averaged weights, or None for the default of the file.
+    prefix: common prefix of the parameter names to read, or None.
     weight: weight of the loss.
     size: side of the teacher's crops in pixels. Its features are resampled to the student's grid.
     negatives: treatment of negative similarities, see `losses.gram_loss`.
@@ -68,6 +69,7 @@ class Gram:
 
   path: str
   ema: bool | None
+  prefix: str | None
   weight: float
   size: int | None
   negatives: losses.Negatives
@@ -82,6 +84,7 @@ def anchor(
   *,
   teacher: str,
   ema: bool | None = None,
+  prefix: str | None = None,
   weight: Positive = 2.0,
   size: Size | None = None,
   negatives: losses.Negatives = "keep",
@@ -92,12 +95,13 @@ def anchor(
   Args:
     teacher: weight file or workdir of the earlier teacher.
     ema: true selects averaged weights, false raw weights. The default is as for `init.ema`.
+    prefix: common prefix of the parameter names to read, for a file that contains several models.
     weight: weight of the loss.
     size: side of the teacher's crops in pixels. None: twice the size of the global crops.
     negatives: "keep", "zero" for both models, or "zero_in_teacher".
     across: true also compares patches of different crops of a group, false only patches of the same crop.
   """
-  return Gram(teacher, ema, weight, size, negatives, across)
+  return Gram(teacher, ema, prefix, weight, size, negatives, across)
 
 
 GRAMS: dict[str, Callable[..., Gram | None]] = {"none": no_gram, "anchor": anchor}
