@@ -1,4 +1,4 @@
-"""Test of the whole path: a cloud, booting machines, workers, four JAX processes, a bucket and a preemption."""
+"""Test of the whole path: a cloud, booting machines, workers, two JAX processes, a bucket and a preemption."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ VARIABLES = ("TFDS_DATA_DIR", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR", "JA
 
 
 def make_run(workdir, **changes):
-  """Returns a small run of digits on four processes with four devices each."""
+  """Returns a small run of digits on two processes with four devices each."""
   flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
   environment = {name: os.environ[name] for name in VARIABLES if name in os.environ} | {"XLA_FLAGS": flags}
   words = tuple(runs.words(workdir, total="14", checkpoint__every="2", log__every="1", evals__test__every="100%"))
@@ -71,30 +71,30 @@ def test_preempted_run_reaches_the_undisturbed_result_bit_for_bit(queued, tmp_pa
   server, machines = queued
   prepare_dataset("digits")
   code = bundle.make_bundle(ROOT)
-  run = make_run("gs://bkt/whole/a", backend="qr", tpu="v5e-16", project="proj-x", zones=("europe-west4-b",))
+  run = make_run("gs://bkt/whole/a", backend="qr", tpu="v4-16", project="proj-x", zones=("us-central2-b",))
 
   def preempt():
     mailbox, deadline = Mailbox(open_storage(run.folder), 1), time.monotonic() + 300
     while time.monotonic() < deadline:
-      reports = mailbox.reports(4)
-      if len(reports) == 4 and all(3 <= report.step < 14 for report, _ in reports.values()):
+      reports = mailbox.reports(2)
+      if len(reports) == 2 and all(3 <= report.step < 14 for report, _ in reports.values()):
         break
       time.sleep(0.1)
     machines.power_off("vit-a1", 60.0)
     server.set_state("vit-a1", "SUSPENDED")
 
-  server.zones = ("europe-west4-b",)
+  server.zones = ("us-central2-b",)
   assert watch_run(run, code, preempt) == errors.DONE, machines.troubles
   assert not machines.troubles and not server.live()
   names = [request.query["queuedResourceId"] for request in server.requests if request.verb == "create"]
   assert names == ["vit-a1", "vit-a2"]
-  exits = {report.exit for report, _ in Mailbox(open_storage(run.folder), 1).reports(4).values()}
+  exits = {report.exit for report, _ in Mailbox(open_storage(run.folder), 1).reports(2).values()}
   assert exits == {42}
-  codes = {report.code for report, _ in Mailbox(open_storage(run.folder), 2).reports(4).values()}
+  codes = {report.code for report, _ in Mailbox(open_storage(run.folder), 2).reports(2).values()}
   assert codes == {code.sha}
 
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "undisturbed"))
-  still = make_run(str(tmp_path / "b"), backend="local", processes=4)
+  still = make_run(str(tmp_path / "b"), backend="local", processes=2)
   assert watch_run(still, code) == errors.DONE
   disturbed, undisturbed = read_result("gs://bkt/whole/a"), read_result(str(tmp_path / "b"))
   assert {key: disturbed[key] for key in SAME} == {key: undisturbed[key] for key in SAME}
