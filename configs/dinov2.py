@@ -2,8 +2,8 @@
 
 Command:   python -m vit_jax.train --config=configs/dinov2.py:L/16,i1k --workdir=runs/dinov2
            then python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --weights=runs/dinov2
-           L/14,lvd and g/14,lvd need --config.data.path=DIR, a folder of images without classes. L/14,highres and
-           g/14,highres also need --config.init.from=WORKDIR, the workdir of the long run.
+           L/14,lvd and g/14,lvd need --config.data.path=DIR, a directory with folders of images, such as DIR/all/.
+           L/14,highres and g/14,highres also need --config.init.from=WORKDIR, the workdir of the long run.
            configs/dinov2.py:folder continues from published weights with your images; see docs/guides/adapt-dinov2.md.
            configs/dinov2.py:glyphs is ViT-Lite-2/4 on 20,000 generated signs
 Hardware:  published: 32 A100, about a day for L/16; 96 A100, 3.3 days for L/14; 22,000 A100-hours for g/14; glyphs: two
