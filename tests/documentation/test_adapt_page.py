@@ -18,14 +18,14 @@ pytestmark = pytest.mark.long
 PAGE = extraction.ROOT / "docs/guides/adapt-dinov2.md"
 WIDTHS = {"dinov2_vits14_reg4_pretrain.pth": 384, "dinov2_vitb14_reg4_pretrain.pth": 768}
 STEPS = {"total": "2", "batch": "2", "task.group": "2", "task.local_crops": "1", "task.prototypes": "64",
-         "task.patch_prototypes": "64", "model.scan": "true", "model.dtype": "float32",
-         "checkpoint.every": "100%"}  # fmt: skip
+         "task.patch_prototypes": "64", "model.dtype": "float32", "checkpoint.every": "100%"}  # fmt: skip
 # Flags that are added to each command: fewer steps, images and prototypes, and smaller images for the larger model.
 ADDED = [
   STEPS,
   STEPS | {"data.image_size": "56", "task.local_size": "28"},
   {"batch": "4"},
   {"batch": "4"},
+  {},
   {},
 ]
 
@@ -66,9 +66,10 @@ def home(tmp_path_factory):
     (folder / f"photos/all/{number}.jpg").write_bytes(picture.read_bytes())
     if int(picture.stem) > 9:  # two photographs of each class for test, and eight to compare with
       picture.unlink()
-  documented = [checks.words(command)[2:] for command in extraction.of_markdown(PAGE.read_text())]
+  page = PAGE.read_text().replace("--inspect FILE", "--inspect dinov2_vitb14_reg4_pretrain.pth")
+  documented = [checks.words(command)[2:] for command in extraction.of_markdown(page)]
   verbs = [module.removeprefix("vit_jax.") for module, *_ in documented]
-  assert verbs == ["train", "train", "fewshot", "fewshot", "convert"]
+  assert verbs == ["train", "train", "fewshot", "fewshot", "convert", "convert"]
   given = [
     [verb, *words[1:], *(f"--config.{key}={text}" for key, text in added.items())]
     for verb, words, added in zip(verbs, documented, ADDED, strict=True)
@@ -77,7 +78,7 @@ def home(tmp_path_factory):
     [sys.executable, "-m", "tests.several", json.dumps(given)],
     cwd=folder, env=environment(), capture_output=True, text=True,
   )  # fmt: skip
-  assert done.returncode == 0 and done.stdout.count("exit 0\n") == 5, done.stdout[-5000:] + done.stderr[-3000:]
+  assert done.returncode == 0 and done.stdout.count("exit 0\n") == 6, done.stdout[-5000:] + done.stderr[-3000:]
   return folder, done.stdout.split("exit 0\n")
 
 
@@ -94,6 +95,10 @@ def test_runs_continue_from_the_published_weights(home):
       np.testing.assert_allclose(after[path], before[path], atol=1e-5, err_msg=path)  # the teacher follows slowly
     _, student = importers.load(home[0] / "runs" / run, ema=False)
     assert any(np.abs(student[path] - before[path]).max() > 1e-5 for path in shared)
+
+
+def test_inspection_prints_the_name_and_the_flag_of_the_page(home):
+  assert "vit_base_patch14_reg4_dinov2" in home[1][5] and "--config.model.position=learned" in home[1][5]
 
 
 def test_features_are_measured_before_and_after_at_the_same_size(home):
