@@ -3,7 +3,9 @@
 Command:   python -m vit_jax.train --config=configs/dino.py:S/16,100 --workdir=runs/dino
            then python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --weights=runs/dino
            The lengths are 100, 300 and 800 epochs. configs/dino.py:glyphs is ViT-Lite-2/4 on 20,000 generated signs
-Hardware:  published: 8 V100, 1.75 days for 100 epochs; 16 V100, 2.6 days for 300; glyphs: two CPU cores
+Hardware:  published: 8 V100, 1.75 days for 100 epochs; 16 V100, 2.6 days for 300; glyphs: two CPU cores.
+           Planned hours on v3-32, v4-64, v5e-64 and v5e-256: 6.6, 2.3, 1.5 and 0.8 for 100 epochs; 18.2, 6.1, 3.4 and
+           1.6 for 300
 Result:    published k-NN of the teacher on the validation images: 69.3 % for 100 epochs, 73.3 % for 300, and 74.5 % for
            800; linear probes 74.0, 76.0 and 77.0 %
 Source:    README of facebookresearch/dino, which contains all arguments for 100 and 300 epochs. For 800 epochs, the

@@ -2,7 +2,8 @@
 
 Command:   python -m vit_jax.train --config=configs/dinov3.py:L/16,i1k --workdir=runs/dinov3
            then python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --weights=runs/dinov3
-Hardware:  published: 32 H100, about 14 hours. Planned hours on v3-32: 138.7
+Hardware:  published: 32 H100, about 14 hours. Planned hours on v3-32, v4-64, v5e-64 and v5e-256:
+           138.7, 49.1, 24.9 and 6.8
 Result:    published k-NN and linear probes of the teacher on ImageNet's validation images: 82.0 and 83.5 %. The header
            of the authors' config states 82.2 and 83.3 % for the same run
 Source:    README of facebookresearch/dinov3 and the values of its config vitl_im1k_lin834. An epoch is 1,250
