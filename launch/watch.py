@@ -284,15 +284,17 @@ class Watcher:
     code, text = state.end
     remaining = [attempt for attempt in state.unverified if self._may_exist(attempt)]
     clean = removal.delete_strays(self.engine, self._run, self._event_log, remaining, self._wait, self._renew)
+    # Kept machines are wanted. Others that remain are recorded, so that the code in the log is the exit code.
+    clean = clean and all(state.kept and attempt == state.attempt for attempt in remaining)
+    code = code if clean else errors.BILLING
     self._event_log.append("end", state, code=code, text=text)
     print_line(f"{self._run.name}: {text}")
     for attempt in remaining:
       kept = state.kept and attempt == state.attempt
-      clean = clean and kept
       fate = f"is kept{' and continues to be billed' * self._run.billed}" if kept else ""
       advice = removal.advise(self.engine, self._run, attempt, fate)
       print_line(f"{advice}\nor with\n  python -m launch down {self._run.name}")
-    return code if clean else errors.BILLING
+    return code
 
   def _may_exist(self, attempt: int) -> bool:
     """Returns True if an unverified attempt may still exist. Otherwise records its deletion."""
