@@ -6,24 +6,22 @@ the higher resolution. Test images are not used for decisions. All training uses
 vit_jax. After a kill, the same command continues. The workdir contains compare.md, compare.json and compare.png.
 """
 
-import contextlib
 import json
 import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks import trial_runs
 from vit_jax import cli, config
 from vit_jax.corpora.builders import prepare_dataset
-from vit_jax.reports import trackers
 from vit_jax.storage import files
-from vit_jax.sweeps import pool, results, search
-from vit_jax.sweeps.study import Study
+from vit_jax.sweeps import pool, results
 from vit_jax.sweeps.trials import Trial
 
 MODELS = {"vit_2_4_32": "ViT-Lite-2/4", "cvt_2_4_32": "CVT-2/4", "cct_2_3x2_32": "CCT-2/3x2"}
@@ -48,13 +46,13 @@ def main() -> None:
 
   # The slowest model is first, so that cores are not idle for long at the end.
   changes = config.product({"model.name": list(MODELS)[::-1], "seed": SEEDS})
-  scratch = train_runs("configs/digits.py", workdir / "scratch", SCRATCH, changes, groups)
+  scratch = trial_runs.train_runs("configs/digits.py", workdir / "scratch", SCRATCH, changes, groups)
   best = max(MODELS, key=lambda name: statistics.mean(t.figures["val/top1"] for t in select_trials(scratch, name)))
   print(f"\nbest on val: {MODELS[best]}\n", flush=True)
   probed = run_probes(workdir, scratch, best, groups)
   starts = [{"init.from": str(trial.workdir), "seed": trial.changes["seed"]} for trial in select_trials(scratch, best)]
   file = f"configs/finetune.py:digits,{best},{PIXELS[1]}"
-  tuned = train_runs(file, workdir / "finetune", FINETUNE, starts, groups)
+  tuned = trial_runs.train_runs(file, workdir / "finetune", FINETUNE, starts, groups)
 
   rows = make_table(scratch, probed, tuned, best)
   text = results.format_markdown(rows)
@@ -64,30 +62,6 @@ def main() -> None:
   files.write_text(workdir / "compare.json", json.dumps(record, indent=2, default=str) + "\n")
   draw_picture(scratch, probed, tuned, best, workdir / "compare.png")
   print(f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/compare.md, compare.json, compare.png", flush=True)
-
-
-def train_runs(
-  file: str,
-  workdir: pathlib.Path,
-  overrides: Mapping[str, str],
-  changes: Sequence[Mapping[str, Any]],
-  groups: Sequence[pool.DeviceGroup],
-) -> list[Trial]:
-  """Trains a run for each of the changes, several at the same time. Ends the program if a run fails.
-
-  Args:
-    file: the config.
-    workdir: directory of the runs.
-    overrides: changes of all runs.
-    changes: changes of each run.
-    groups: groups of devices for concurrent runs.
-  """
-  study = Study(file, overrides, config.Sweep(changes, decide=None), workdir)
-  trials = study.trials()
-  search.run_study(study, trials, groups, retry=True)
-  if failed := [f"{trial}: {trial.error}" for trial in trials if trial.status != "done"]:
-    sys.exit("\n".join(failed))
-  return trials
 
 
 def make_table(scratch: Any, probed: Any, tuned: Any, best: Any) -> list[list[str]]:
@@ -107,15 +81,23 @@ def make_table(scratch: Any, probed: Any, tuned: Any, best: Any) -> list[list[st
         f"{title} from scratch",
         "32",
         images,
-        format_cell(select_trials(scratch, name)),
-        average_seconds(select_trials(scratch, name)),
+        trial_runs.format_cell(select_trials(scratch, name)),
+        trial_runs.average_seconds(select_trials(scratch, name)),
       ]
     )
   for size in PIXELS:
     for shots in SHOTS:
       values = results.format_mean_and_deviation([average_top1(figures, shots) for figures in probed[best, size]])
       rows.append([f"{MODELS[best]}, frozen, {shots}-shot ridge", str(size), f"{10 * shots}", values, "-"])
-  rows.append([f"{MODELS[best]}, fine-tuned", str(PIXELS[1]), images, format_cell(tuned), average_seconds(tuned)])
+  rows.append(
+    [
+      f"{MODELS[best]}, fine-tuned",
+      str(PIXELS[1]),
+      images,
+      trial_runs.format_cell(tuned),
+      trial_runs.average_seconds(tuned),
+    ]
+  )
   return rows
 
 
@@ -155,30 +137,10 @@ def run_probes(
           f"--config.evals.digits.data.train={SPLITS['data.train']}",
         ]
   (workdir / "fewshot").mkdir(parents=True, exist_ok=True)
-  run_commands(commands, groups)
+  trial_runs.run_commands(commands, groups)
   return {
     key: [json.loads(file.read_text())["evals"]["digits"]["figures"] for file in some] for key, some in answers.items()
   }
-
-
-def run_commands(commands: dict[str, list[str]], groups: Sequence[pool.DeviceGroup]) -> None:
-  """Runs commands, several at the same time. Ends the program if a command fails.
-
-  Args:
-    commands: maps the name of a JSON file to the command that writes it.
-    groups: groups of devices for concurrent programs.
-  """
-  waiting = list(commands)
-  with contextlib.closing(pool.Pool(groups)) as running:
-    while waiting or running.names:
-      while waiting and running.has_room:
-        name = waiting.pop()
-        running.start(name, commands[name], pathlib.Path(name).with_suffix(".log"))
-      for name, code in running.collect_finished().items():
-        print(f"{time.strftime('%H:%M:%S')}  done  {pathlib.Path(name).stem}", flush=True)
-        if code:
-          sys.exit(f"{name}: {pathlib.Path(name).with_suffix('.log').read_text()}")
-      time.sleep(0.1)
 
 
 def average_top1(figures: dict[str, Any], shots: int) -> float:
@@ -191,34 +153,11 @@ def average_top1(figures: dict[str, Any], shots: int) -> float:
   return figures[f"ridge_{shots}shot"]
 
 
-def format_cell(trials: list[Trial]) -> str:
-  """Returns top-1 on test, mean ± standard deviation."""
-  return results.format_mean_and_deviation([trial.figures["top1"] for trial in trials])
-
-
-def average_seconds(trials: list[Trial]) -> str:
-  """Returns the mean training time in seconds."""
-  return f"{statistics.mean(trial.seconds for trial in trials):.0f}"
-
-
 def count_training_images(trials: list[Trial]) -> int:
   """Returns the number of training images of a run, computed from its log."""
-  last = read_rows(trials[0], MEASURED)[-1]
+  last = trial_runs.read_rows(trials[0], MEASURED)[-1]
   assert trials[0].config is not None
   return round(last["step"] * json.loads(trials[0].config)["batch"] / last["train/epoch"])
-
-
-def read_rows(trial: Trial, names: Collection[str]) -> list[dict[str, float]]:
-  """Returns the figures of a run by step, for the steps with all of the given figures.
-
-  Args:
-    trial: a run.
-    names: names of figures in metrics.jsonl.
-  """
-  steps: dict[int, dict[str, float]] = {}
-  for step, figures in trackers.read_rows(trial.workdir):
-    steps.setdefault(step, {"step": step}).update(figures)
-  return [row for row in steps.values() if set(names) <= row.keys()]
 
 
 def draw_picture(scratch: Any, probed: Any, tuned: Any, best: Any, path: pathlib.Path) -> None:
@@ -236,7 +175,7 @@ def draw_picture(scratch: Any, probed: Any, tuned: Any, best: Any, path: pathlib
   left, right = figure.subplots(1, 2)
   for number, (name, title) in enumerate(MODELS.items()):
     colour, trials = f"C{number}", select_trials(scratch, name)
-    draw_curve(left, [read_rows(trial, MEASURED) for trial in trials], images, colour, title)
+    draw_curve(left, [trial_runs.read_rows(trial, MEASURED) for trial in trials], images, colour, title)
     draw_points(
       right,
       shift_positions(number, [10 * k for k in SHOTS]),
@@ -291,7 +230,7 @@ def draw_curve(axes: Any, runs: list[list[dict[str, Any]]], images: int, colour:
 
   Args:
     axes: axes of matplotlib.
-    runs: rows of `read_rows` of each run.
+    runs: rows of `trial_runs.read_rows` of each run.
     images: number of training images.
     colour: colour of the curve.
     label: label in the legend.

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks import compare
+from benchmarks import trial_runs
 from vit_jax import cli
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.storage import files
@@ -38,14 +38,14 @@ def main() -> None:
   for stage in STAGES:
     file = f"configs/noisy_student.py:digits,{stage.split()[0]}"
     changes = [start | {"seed": seed} for start, seed in zip(starts, SEEDS, strict=True)]
-    rounds[stage] = compare.train_runs(file, workdir / stage.replace(" ", "_"), SPARE, changes, groups)
+    rounds[stage] = trial_runs.train_runs(file, workdir / stage.replace(" ", "_"), SPARE, changes, groups)
     right[stage] = measure_trials(workdir, rounds[stage], groups)
     if stage != STAGES[-1]:
       starts = [{"data.path": str(folder)} for folder in write_labels(workdir, rounds[stage], groups)]
   rows = [["CCT-2/3x2, 100 labels of digits", "test top-1, % (runs)", "of 1,337 unlabelled images, %", "seconds"]]
   for stage, trials in rounds.items():
     unlabelled = results.format_mean_and_deviation(right[stage])
-    rows.append([stage, compare.format_cell(trials), unlabelled, compare.average_seconds(trials)])
+    rows.append([stage, trial_runs.format_cell(trials), unlabelled, trial_runs.average_seconds(trials)])
   text = results.format_markdown(rows)
   files.write_text(workdir / "self_training.md", text + "\n")
   record = {"rows": rows, "unlabelled": right, "trials": [t.to_json() for some in rounds.values() for t in some]}
@@ -70,7 +70,7 @@ def write_labels(workdir: pathlib.Path, trials: list[Trial], groups: Sequence[po
     for folder, trial in zip(folders, trials, strict=True)
   }
   (workdir / "labels").mkdir(parents=True, exist_ok=True)
-  compare.run_commands(commands, groups)  # a finished command has no work left
+  trial_runs.run_commands(commands, groups)  # a finished command has no work left
   return folders
 
 
@@ -92,7 +92,7 @@ def measure_trials(workdir: pathlib.Path, trials: list[Trial], groups: Sequence[
     if not (folder / "figures.json").exists()
   }
   (workdir / "unlabelled").mkdir(parents=True, exist_ok=True)
-  compare.run_commands(commands, groups)
+  trial_runs.run_commands(commands, groups)
   return [json.loads((folder / "figures.json").read_text())["figures"]["top1"] for folder in folders]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks import compare
+from benchmarks import trial_runs
 from vit_jax import cli
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.storage import files
@@ -84,7 +84,7 @@ def train_starts(
     *((name, start | {"seed": seed}) for name, start in starts.items() for seed in range(seeds)), strict=True
   )
   shorter = {} if steps is None else {"total": str(steps)}
-  trials = compare.train_runs(f"{CONFIG}:{corpus}", workdir, shorter, list(changes), groups)
+  trials = trial_runs.train_runs(f"{CONFIG}:{corpus}", workdir, shorter, list(changes), groups)
   result: dict[str, list[Trial]] = {name: [] for name in STARTS}
   for name, trial in zip(names, trials, strict=True):
     result[name].append(trial)
@@ -105,7 +105,7 @@ def summarise(corpus: str, start: str, trials: list[Trial]) -> dict[str, Any]:
   for probe in PROBES:
     names = [f"probes/{average}{probe}_all" for average in ("ema_", "")]
     record[probe] = [next(trial.figures[name] for name in names if name in trial.figures) for trial in trials]
-  logs = [compare.read_rows(trial, [f"train/{name}" for name in COLLAPSE]) for trial in trials]
+  logs = [trial_runs.read_rows(trial, [f"train/{name}" for name in COLLAPSE]) for trial in trials]
   if all(logs):
     record |= {name: [rows[-1][f"train/{name}"] for rows in logs] for name in COLLAPSE}
   record["warnings"] = [find_warning(trial, rows) if rows else None for trial, rows in zip(trials, logs, strict=True)]
@@ -118,7 +118,7 @@ def find_warning(trial: Trial, rows: Sequence[Mapping[str, float]]) -> str | Non
 
   Args:
     trial: a run of self-distillation.
-    rows: its figures at the steps of log lines, see `compare.read_rows`.
+    rows: its figures at the steps of log lines, see `trial_runs.read_rows`.
   """
   config = files.read_json(trial.workdir / "config.json")
   assert config is not None

@@ -3,8 +3,8 @@
 Command:   python -m vit_jax.train --config=configs/algoperf_vit.py:2 --workdir=runs/algoperf
            The argument is the trial of the external tuning, 1 to 5
 Hardware:  published: 8 V100, at most 21.5 hours, in float32. On TPUs, --config.model.dtype=bfloat16 is faster
-Result:    published top-1 on the validation images after 90 % of the steps, mean of four seeds: trial 2 78.27 %, trial 1
-           75.56 %. The target of the benchmark is 77.309 %. The logs end at about 90 % of the steps
+Result:    published top-1 on the validation images after 90 % of the steps, mean of four seeds: trial 2 78.27 %,
+           trial 1 75.56 %. The target of the benchmark is 77.309 %. The logs end at about 90 % of the steps
 Source:    mlcommons/algorithmic-efficiency for the workload, mlcommons/submissions_algorithms for the trials (v0.5).
            Optax divides the terms of NadamW's first moment by other bias corrections, which differ during the first
            steps

@@ -12,6 +12,8 @@ Source:    README of facebookresearch/dinov3 and the values of its config vitl_i
            authors initialise all kernels with a standard deviation of 0.02, here only those of the heads
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from vit_jax.config import recipe
@@ -55,24 +57,7 @@ def get_config(argument: str = "L/16,i1k") -> ConfigDict:
       group=64,
       temperature=dict(name="ramp", start=0.04, end=0.07, length=str(30 * EPOCH)),
     ),
-    optim=dict(
-      name="adamw",
-      lr=4 * 1e-3 * (BATCH / 1024) ** 0.5,
-      warmup=str(10 * EPOCH),
-      schedule=dict(name="linspace_cosine", end=1e-6),
-      weight_decay=0.04,
-      weight_decay_schedule=dict(name="cosine", end=0.4),
-      # Biases, norms and layer scales are not decayed. Kernels and tokens are.
-      decay_on=((r".*kernel|cls|task/mask_token", 1.0),),
-      # The mask token has the decayed rate of a layer below all 24 blocks.
-      layer_decay=0.9,
-      lr_multipliers=(("embedding/.*", 0.2), ("task/mask_token", 0.9**25)),
-      delay=((r"task/(patch_)?head/last/.*", "1%"),),  # one epoch
-      clip=3.0,
-      clip_by="module",
-      ema=0.992,
-      ema_schedule=dict(name="cosine", end=1.0),
-    ),
+    optim=optimizer(),
     total=str(EPOCHS * EPOCH),
     batch=BATCH,
     mesh=dict(data=-1, fsdp=8),
@@ -88,4 +73,26 @@ def get_config(argument: str = "L/16,i1k") -> ConfigDict:
         every="25%",
       )
     ),
+  )
+
+
+def optimizer() -> dict[str, Any]:
+  """Returns AdamW with the published schedules, decayed rates and clipping."""
+  return dict(
+    name="adamw",
+    lr=4 * 1e-3 * (BATCH / 1024) ** 0.5,
+    warmup=str(10 * EPOCH),
+    schedule=dict(name="linspace_cosine", end=1e-6),
+    weight_decay=0.04,
+    weight_decay_schedule=dict(name="cosine", end=0.4),
+    # Biases, norms and layer scales are not decayed. Kernels and tokens are.
+    decay_on=((r".*kernel|cls|task/mask_token", 1.0),),
+    # The mask token has the decayed rate of a layer below all 24 blocks.
+    layer_decay=0.9,
+    lr_multipliers=(("embedding/.*", 0.2), ("task/mask_token", 0.9**25)),
+    delay=((r"task/(patch_)?head/last/.*", "1%"),),  # one epoch
+    clip=3.0,
+    clip_by="module",
+    ema=0.992,
+    ema_schedule=dict(name="cosine", end=1.0),
   )

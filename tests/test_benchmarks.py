@@ -166,7 +166,7 @@ def test_starts_of_transfer_are_those_of_its_config_with_equal_steps():
 ])  # fmt: skip
 def test_collapse_of_a_run_is_read_from_its_metrics(tmp_path, entropies, warned):
   """Uses 24 prototypes, for which a uniform output has the entropy log 24 = 3.178."""
-  from benchmarks import compare, transfer
+  from benchmarks import transfer, trial_runs
 
   trial = Trial("run", {}, {}, tmp_path, None, figures={"steps": 9, "probes/knn_all": 0.5, "probes/linear_all": 0.25})
   lines = [{"step": 1, "test/top1": 0.5}] + [
@@ -179,7 +179,7 @@ def test_collapse_of_a_run_is_read_from_its_metrics(tmp_path, entropies, warned)
   assert record.get("teacher_entropy") == (entropies[-1:] or None)
   (warning,) = record["warnings"]
   assert ("its entropy 3.178 is that of a uniform output" in warning) if warned else warning is None
-  assert compare.read_rows(trial, ["test/top1"]) == [{"step": 1, "test/top1": 0.5}]
+  assert trial_runs.read_rows(trial, ["test/top1"]) == [{"step": 1, "test/top1": 0.5}]
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
 """Pages with the keys of configs."""
 
 from docs.generated.docstrings import EARLY, is_shipped, read_summary, unwrap
-from docs.generated.keys import format_choices, list_keys
+from docs.generated.keys import format_chapters, list_keys
 from vit_jax import config, evals, tasks
 from vit_jax.data import augment, catalog, crops, erasing, loader, mixup, order, policies, stream, warping
 from vit_jax.evals import probes
@@ -34,16 +34,21 @@ def make_config_page() -> str:
     f"{read_summary(config.Measurement)}\n",
     list_keys(config.Measurement),
   ]
-  parts += ["## optim\n", format_choices(build.OPTIM, 3)]
-  parts += ["## optim.schedule\n", format_choices(schedules.SCHEDULES, 3)]
-  parts += ["## optim.weight_decay_schedule\n", format_choices(value_schedules.SCHEDULES_FROM_START, 3)]
-  parts += ["## optim.ema_schedule\n", "The names are those of `optim.weight_decay_schedule`.\n"]
-  parts += ["## task\n", format_choices(tasks.TASKS, 3)]
-  parts += ["## task.temperature of dino and dinov2\n", format_choices(value_schedules.VALUE_SCHEDULES, 3)]
-  parts += ["## task.masks of dinov2\n", format_choices(dinov2_choices.MASKS, 3)]
-  parts += ["## task.gram of dinov2\n", format_choices(dinov2_choices.GRAMS, 3)]
-  parts += ["## task.targets of distill\n", format_choices(distill.TARGETS, 3)]
-  parts += ["## task.targets of masked_patches\n", format_choices(masked_patches.TARGETS, 3)]
+  parts.append(
+    format_chapters(
+      {
+        "optim": build.OPTIM,
+        "optim.schedule": schedules.SCHEDULES,
+        "optim.weight_decay_schedule and optim.ema_schedule": value_schedules.SCHEDULES_FROM_START,
+        "task": tasks.TASKS,
+        "task.temperature of dino and dinov2": value_schedules.VALUE_SCHEDULES,
+        "task.masks of dinov2": dinov2_choices.MASKS,
+        "task.gram of dinov2": dinov2_choices.GRAMS,
+        "task.targets of distill": distill.TARGETS,
+        "task.targets of masked_patches": masked_patches.TARGETS,
+      }
+    )
+  )
   return "\n".join(parts)
 
 
@@ -64,16 +69,19 @@ def make_data_page() -> str:
     if len(names) > 1:
       parts.append(f"Names: {', '.join(f'`{name}`' for name in names)}.\n")
     parts.append(list_keys(reader))
-  for key, functions in (
-    ("order", order.ORDERS),
-    ("crop", crops.CROPS),
-    ("test_crop", crops.TEST_CROPS),
-    ("policy", policies.POLICIES),
-    ("warp", warping.WARPS),
-    ("mixing", mixup.MIXINGS),
-    ("erasing", erasing.ERASINGS),
-  ):
-    parts += [f"## data.{key}\n", format_choices(functions, 3)]
+  parts.append(
+    format_chapters(
+      {
+        "data.order": order.ORDERS,
+        "data.crop": crops.CROPS,
+        "data.test_crop": crops.TEST_CROPS,
+        "data.policy": policies.POLICIES,
+        "data.warp": warping.WARPS,
+        "data.mixing": mixup.MIXINGS,
+        "data.erasing": erasing.ERASINGS,
+      }
+    )
+  )
   return "\n".join(parts)
 
 
@@ -93,22 +101,23 @@ def make_model_page() -> str:
     parts += [f"## {family}\n", f"{read_summary(function)}\n"]
     parts.append(f"{len(names)} names in the code, such as {', '.join(f'`{name}`' for name in names[:3])}.\n")
     parts.append(list_keys(function))
-  for key, functions in (
-    ("attention", vit_choices.ATTENTION),
-    ("attention.output", attention_outputs.OUTPUTS),
-    ("mlp", vit_choices.MLP),
-    ("norm", vit_choices.NORM),
-    ("position", vit_choices.POSITION),
-    ("position.rotary", rotary.ROTARY),
-    ("head", vit_heads.HEAD),
-  ):
-    parts += [f"## model.{key}\n", format_choices(functions, 3)]
+  parts.append(
+    format_chapters(
+      {
+        "model.attention": vit_choices.ATTENTION,
+        "model.attention.output": attention_outputs.OUTPUTS,
+        "model.mlp": vit_choices.MLP,
+        "model.norm": vit_choices.NORM,
+        "model.position": vit_choices.POSITION,
+        "model.position.rotary": rotary.ROTARY,
+        "model.head": vit_heads.HEAD,
+      }
+    )
+  )
   return "\n".join(parts)
 
 
 def make_evaluations_page() -> str:
   """Returns the page with the keys of evaluations and probes."""
-  parts = ["# Evaluation keys\n", EARLY, "## evals.*\n", format_choices(evals.REPEATED, 3)]
-  parts += ["## probes of fewshot\n", format_choices(probes.PROBES, 3)]
-  parts += ["## probe of dense\n", format_choices(probes.OF_SHARES, 3)]
-  return "\n".join(parts)
+  chapters = {"evals.*": evals.REPEATED, "probes of fewshot": probes.PROBES, "probe of dense": probes.OF_SHARES}
+  return "\n".join(["# Evaluation keys\n", EARLY, format_chapters(chapters)])

@@ -12,6 +12,7 @@ from vit_jax import schema
 from vit_jax.schema import expected
 
 GROUP = "those of its keys"
+Choices = Mapping[str, Callable[..., object] | tuple[Callable[..., object], ...]]
 
 
 class Key(typing.NamedTuple):
@@ -30,26 +31,23 @@ class Key(typing.NamedTuple):
   text: str
 
 
-def format_choices(choices: Mapping[str, Callable[..., object] | tuple[Callable[..., object], ...]], level: int) -> str:
-  """Returns the names of a table with their keys, and once the keys that all names share.
+def format_chapters(chapters: Mapping[str, Choices]) -> str:
+  """Returns a chapter for each table of choices, with the keys of each name, and once the keys that all names share.
 
   Args:
-    choices: {name: function, or functions}.
-    level: level of the headings.
+    chapters: {title: {name: function, or functions}}.
   """
-  functions = {name: entry if isinstance(entry, tuple) else (entry,) for name, entry in choices.items()}
-  functions = {name: each for name, each in functions.items() if is_shipped(each[0])}
-  shared = list(next(iter(functions.values()))[1:]) if len(functions) > 1 else []
   parts = []
-  for name, each in functions.items():
-    own = each[: len(each) - len(shared)]
-    parts += [
-      f"{'#' * level} {name}\n",
-      f"{read_summary(own[0])}\n",
-      list_keys(*filter(schema.read_keywords, own)),
-    ]
-  if shared:
-    parts += [f"{'#' * level} Keys of all of these\n", list_keys(*shared)]
+  for title, choices in chapters.items():
+    functions = {name: entry if isinstance(entry, tuple) else (entry,) for name, entry in choices.items()}
+    functions = {name: each for name, each in functions.items() if is_shipped(each[0])}
+    shared = list(next(iter(functions.values()))[1:]) if len(functions) > 1 else []
+    parts.append(f"## {title}\n")
+    for name, each in functions.items():
+      own = each[: len(each) - len(shared)]
+      parts += [f"### {name}\n", f"{read_summary(own[0])}\n", list_keys(*filter(schema.read_keywords, own))]
+    if shared:
+      parts += ["### Keys of all of these\n", list_keys(*shared)]
   return "\n".join(parts)
 
 
