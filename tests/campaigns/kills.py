@@ -22,10 +22,9 @@ import sys
 import tempfile
 import time
 
-from tests.campaigns.devices import make_flags
-
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = make_flags(1)
+# With optimised programs, unlike other tests: restarts of users have them.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
 from tests import runs, self_distillation
 from vit_jax.corpora.builders import prepare_dataset

@@ -20,10 +20,15 @@ import time
 import traceback
 from collections.abc import Callable
 
-from tests.campaigns.devices import make_flags
-
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = make_flags(2)
+os.environ["XLA_FLAGS"] = " ".join(
+  (
+    "--xla_backend_optimization_level=0",
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_force_host_platform_device_count=2",
+  )
+)
 
 import cv2
 import numpy as np
