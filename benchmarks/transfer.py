@@ -2,8 +2,9 @@
 
 configs/ablations/objectives.py defines the starts: random weights, labels, masked patches, MAE, DINO and DINOv2, with
 three seeds each. All starts except random weights have the same number of steps and images. Models are trained on
-generated signs and on generated photographs (scenes). Frozen features are classified by nearest neighbours and by a
-linear map: features of signs on digits, features of scenes on scenes. Test images are not used for decisions. All
+generated signs and on generated photographs (scenes). The probes of frozen features are nearest neighbours and a
+linear classifier. Models of signs are probed on digits, models of scenes on scenes. Test images are not used for
+decisions. All
 training uses the verbs of vit_jax. After a kill, the same command continues. The workdir contains transfer.md,
 transfer.json and transfer.png.
 """
@@ -114,7 +115,7 @@ def summarise(corpus: str, start: str, trials: list[Trial]) -> dict[str, Any]:
 
 
 def find_warning(trial: Trial, rows: Sequence[Mapping[str, float]]) -> str | None:
-  """Returns the first warning of a run about a collapse, or None.
+  """Returns the first warning about a collapse that enough log lines of a run confirm, or None.
 
   Args:
     trial: a run of self-distillation.

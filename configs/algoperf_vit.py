@@ -6,8 +6,7 @@ Hardware:  published: 8 V100, at most 21.5 hours, in float32. On TPUs, --config.
 Result:    published top-1 on the validation images after 90 % of the steps, mean of four seeds: trial 2 78.27 %,
            trial 1 75.56 %. The target of the benchmark is 77.309 %. The logs end at about 90 % of the steps
 Source:    mlcommons/algorithmic-efficiency for the workload, mlcommons/submissions_algorithms for the trials (v0.5).
-           Optax divides the terms of NadamW's first moment by other bias corrections, which differ during the first
-           steps
+           Optax uses other bias corrections for the first moment. The difference is visible only in the first steps
 """
 
 from ml_collections import ConfigDict

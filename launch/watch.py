@@ -284,7 +284,7 @@ class Watcher:
     code, text = state.end
     remaining = [attempt for attempt in state.unverified if self._may_exist(attempt)]
     clean = removal.delete_strays(self.engine, self._run, self._event_log, remaining, self._wait, self._renew)
-    # Kept machines are wanted. Others that remain are recorded, so that the code in the log is the exit code.
+    # The user wants kept machines. If others remain, the code is BILLING, in the log and as exit code.
     clean = clean and all(state.kept and attempt == state.attempt for attempt in remaining)
     code = code if clean else errors.BILLING
     self._event_log.append("end", state, code=code, text=text)

@@ -1,9 +1,13 @@
 """Files of DINO, iBOT and DINOv2 with self-distillation heads, saved by PyTorch modules with the authors' names.
 
-The names are those of the classes DINOHead and MultiCropWrapper of facebookresearch/dino at 7c446df, iBOTHead and
-iBOTLoss of bytedance/ibot at da316d8, and SSLMetaArch of facebookresearch/dinov2 at b8931f7, as described in their
-state dicts: MLPs are Sequentials with GELU in between, last layers have the weight norm of torch.nn.utils, student
-names have the prefix of DistributedDataParallel, and the losses have the buffer "center".
+The names are those in the state dicts of these classes:
+
+- DINOHead and MultiCropWrapper of facebookresearch/dino at 7c446df
+- iBOTHead and iBOTLoss of bytedance/ibot at da316d8
+- SSLMetaArch of facebookresearch/dinov2 at b8931f7
+
+MLPs are Sequentials with GELU between the layers. Last layers have the weight norm of torch.nn.utils. Names of students
+have the prefix of DistributedDataParallel. Losses have the buffer "center".
 """
 
 import dataclasses

@@ -6,9 +6,10 @@ import socket
 
 
 def find_free_port() -> int:
-  """Returns a free TCP port below the ports that systems give to outgoing connections.
+  """Returns a free TCP port below 32768.
 
-  A port from those ranges (Linux: from 32768) could be taken by a connection before the server of the test starts.
+  Linux gives ports from 32768 to outgoing connections. Such a connection could take the port before the server of the
+  test starts.
 
   Raises:
     OSError: no port was free in 100 attempts.

@@ -28,7 +28,7 @@ SHRUNK = {
 }
 
 
-# Small heads and few crops of self-distillation. With `sharing`, patches have no head of their own.
+# Small heads and few crops of self-distillation. If `sharing` is set, patches have no separate head.
 HEADS = {"task.prototypes": "64", "task.bottleneck": "16", "task.hidden": "32", "task.local_crops": "2"}
 PATCH_HEADS = {"task.patch_prototypes": "64", "task.patch_bottleneck": "16", "task.patch_hidden": "32"}
 

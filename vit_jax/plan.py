@@ -42,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> None:
     words: arguments. The default is the arguments of the command line.
 
   Raises:
-    ConfigError: a flag or the config is invalid, or the run fits on none of the slices.
+    ConfigError: a flag or the config is invalid, or the run does not fit on any slice.
   """
   args, slices, run = parse_flags(words)
   plans = []
@@ -110,7 +110,7 @@ def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[h
 
 
 def describe_problems(plans: Sequence[estimate.Plan]) -> str:
-  """Returns the problems of plans in one line, with the slices that each concerns. Long lists are not repeated.
+  """Returns the problems of plans in one line, each after its slices. More than three problems are not repeated.
 
   Args:
     plans: plans, each with a problem. Their lines have been printed.

@@ -24,7 +24,10 @@ FAMILIES = {  # function of a family -> its names in words
 def make_config_page() -> str:
   """Returns the page with the keys of a run, of `optim` and of `task`."""
   parts = ["# Config keys\n", EARLY, "## Keys of a run\n"]
-  parts.append("The choices `model`, `data`, `optim`, `task` and `evals` have arguments of their own, listed below.\n")
+  parts.append(
+    "The arguments of `optim` and `task` are listed below. Those of the other choices are on the pages "
+    "[model](model.md), [data](data.md) and [evals](evals.md).\n"
+  )
   parts.append(list_keys(config.Run))
   groups = {"init": config.Init, "mesh": config.Mesh, "checkpoint": config.Checkpoint}
   for name, kind in (groups | {"log": config.Log, "limits": config.Limits}).items():

@@ -46,7 +46,7 @@ def make_exit_codes_page() -> str:
 
 
 class _ParserBuilt(BaseException):
-  """Raised instead of parsing, when a parser has all of its flags."""
+  """Stops a verb before it parses its flags. Contains the flags of the parser."""
 
   def __init__(self, actions: list[Any], description: str) -> None:
     super().__init__("built")

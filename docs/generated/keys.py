@@ -124,5 +124,5 @@ def list_keys(*functions: Callable[..., object]) -> str:
 
 
 def format_code(text: str) -> str:
-  """Returns a text as inline code, or "" in words if it is empty."""
+  """Returns a default as inline code. An empty text becomes the word `empty`."""
   return text if text == GROUP else f"`{text}`" if text else "empty"

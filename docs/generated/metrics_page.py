@@ -39,7 +39,7 @@ def read_chapters() -> list[dict[str, Any]]:
   """Returns the chapters of `metrics.toml`: dictionaries with `title`, `text` and `metrics`.
 
   A metric has `name`, `unit`, `places` and `text`, and the `pattern` of all names that its definition covers. `screen`
-  is its name on the screen, if that is another one.
+  is the name on the screen, if the two names differ.
   """
   read = tomllib.loads(DEFINITIONS.read_text())
   for chapter in read["chapters"]:

@@ -3,7 +3,7 @@
 Each of N runs (default 20) receives one to three SIGKILLs, alternately at a random printed step and during a save.
 After each kill, the same command continues. At the end, the weights, the figures and all lines of metrics are compared
 with an undisturbed run. The times in the goodput record are compared with the clock. The recipe is `digits`, or a task
-of self-distillation: `dino` or `dinov2`. The state of `dinov2` contains all that `dino` has, and more.
+of self-distillation: `dino` or `dinov2`. The state of `dinov2` includes every entry of the state of `dino`.
 
 The campaign prints a line per run and `N passed, M failed`. The exit code is 1 if a run failed. A run takes about half
 a minute. tests/test_train.py has one such run.

@@ -221,3 +221,40 @@ def test_path_and_argument_are_split_at_the_right_colon(folder, text, split, tmp
   (tmp_path / folder).mkdir()
   (tmp_path / folder / "x.py").touch()
   assert flags.split_argument(text) == split
+
+
+SHARED = """
+import ml_collections
+from vit_jax.config import recipe
+shared = %s
+
+def get_config():
+  config = recipe(data=%s, evals=dict(a=dict(name="accuracy", data=shared)))
+  %s
+  return config
+"""
+
+
+@pytest.mark.parametrize("group", ["dict(name='resize', crop=dict(name='resize'))",
+                                   "ml_collections.ConfigDict(dict(name='resize', crop=dict(name='resize')))"])
+@pytest.mark.parametrize(("data", "later"), [
+  ("dict(name='digits', crop=shared, test_crop=shared)", "pass"),
+  ("ml_collections.ConfigDict(dict(name='digits', crop=shared, test_crop=shared))", "pass"),
+  ("dict(name='digits')", "config.data = dict(name='digits', crop=shared, test_crop=shared)"),
+  ("dict(name='digits', crop=shared)", "config.data.test_crop = config.data.crop"),
+  ("dict(name='digits', parts=[shared, shared], crop=shared, test_crop=shared)", "pass"),
+])  # fmt: skip
+def test_flag_changes_one_of_two_keys_with_the_same_group(tmp_path, group, data, later):
+  file = tmp_path / "shared.py"
+  file.write_text(SHARED % (group, data, later))
+  for flag in ({"data.test_crop": "centre"}, {"data.test_crop.name": "centre"}):
+    edited = flags.load_config(str(file), flag)
+    assert (edited.data.crop.name, str(edited.data.test_crop.name), edited.evals.a.data.name) == (
+      "resize", "centre", "resize",
+    )  # fmt: skip
+  edited = flags.load_config(str(file), {"data.test_crop.crop.name": "centre"})
+  assert (edited.data.crop.crop.name, str(edited.data.test_crop.crop.name)) == ("resize", "centre")
+  if "parts" in data:
+    edited = flags.load_config(str(file), {"data.parts[1].name": "centre"})
+    assert [str(part["name"]) for part in edited.data.parts] == ["resize", "centre"]
+    assert edited.evals.a.data.name == "resize"

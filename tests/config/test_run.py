@@ -133,10 +133,3 @@ def test_empty_key_is_an_error_at_the_config():
   edited[""] = 3
   with pytest.raises(ConfigError, match=r"^config: unknown key for a Run, value 3\."):
     resolve(edited)
-
-
-def test_flag_changes_one_of_two_keys_with_the_same_dict():
-  shared = {"name": "resize"}
-  edited = config.recipe(data={"name": "digits", "crop": shared, "test_crop": shared})
-  edited.data.test_crop.name = "centre"
-  assert edited.data.crop.name == "resize" and shared == {"name": "resize"}

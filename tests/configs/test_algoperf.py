@@ -28,7 +28,7 @@ def test_a_trial_has_the_published_values(trial):
 @pytest.mark.skipif(not CURVES.exists(), reason="needs the published trials in ../shared/reference/curves")
 def test_all_trials_are_those_of_the_published_file():
   for name, values in json.loads(CURVES.read_text()).items():
-    if not values:  # the file names the self-tuning runs without hyper-parameters
+    if not values:  # self-tuning runs have no hyper-parameters
       continue
     run = recipes.run(f"algoperf_vit:{name[-1]}")
     args = run.optim.args

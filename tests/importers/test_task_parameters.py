@@ -240,7 +240,7 @@ def test_a_note_names_the_head_that_is_read_and_the_other_one(tmp_path, second):
   for path, module in (("task/head", head), ("task/patch_head", patch_head)):
     expected = module.state_dict()["last_layer.weight_v"].half().float().T
     np.testing.assert_array_equal(found.task[f"{path}/last/kernel"], expected)
-  assert "the head for images is 'teacher.dino_head'; also in the file 'teacher.head'" in found.notes
+  assert "the head for images is read from 'teacher.dino_head', and 'teacher.head' is ignored" in found.notes
   assert not any("the head for patches" in note for note in found.notes)
 
 
@@ -250,7 +250,7 @@ def test_a_note_names_a_second_head_for_patches(tmp_path):
   content["teacher"] |= state(other, "ibot_head.")
   found = importers.read(write(tmp_path, content))
   np.testing.assert_array_equal(found.task["task/patch_head/last/kernel"], other.state_dict()["last_layer.weight_v"].T)
-  assert "the head for patches is 'teacher.ibot_head'; also in the file 'teacher.head'" in found.notes
+  assert "the head for patches is read from 'teacher.ibot_head', and 'teacher.head' is ignored" in found.notes
 
 
 def test_object_in_the_file_is_never_created(tmp_path, capsys):

@@ -226,7 +226,7 @@ FAULTS = st.lists(
 
 @pytest.mark.long
 @settings(max_examples=settings.default.max_examples // 12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(["keep"])  # recorded 0 although the exit code was BILLING
+@example(["keep"])  # the log contained code 0, but the exit code was BILLING
 @given(FAULTS)
 def test_all_created_machines_are_deleted_or_named_after_faults(make, faults):
   cloud = make(max_failures=2)

@@ -66,7 +66,7 @@ def run_process(group):
 
 
 def fork_process(folder, group, number, count, port):
-  """Starts a process of a group, whose process 0 listens at the port, and returns its pid."""
+  """Starts a process and returns its pid. Process 0 of the group listens at the port."""
   if pid := os.fork():
     return pid
   with open(folder / f"{group}-{number}", "w") as file:
@@ -82,7 +82,7 @@ def fork_process(folder, group, number, count, port):
 
 
 def wait_for_ready(log, pid):
-  """Waits until a process has written "ready", and fails with its output if it ends before."""
+  """Waits until a process has written "ready". Raises RuntimeError with its output if it ends first."""
   while not log.exists() or "ready" not in log.read_text():
     end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end and "ready" not in log.read_text():
@@ -96,7 +96,7 @@ def main(folder: pathlib.Path) -> None:
   for group, count in (("talk", 3), ("mistake", 2), ("first", 2), ("silent", 2), ("missing", 2)):
     port = ports.find_free_port()
     processes |= {(group, i): fork_process(folder, group, i, count, port) for i in range(count)}
-  try:  # the forks leave `main` before this line
+  try:  # only the first process reaches this line
     for (group, number), number_of_signal in ((("first", 0), signal.SIGKILL), (("silent", 1), signal.SIGSTOP)):
       wait_for_ready(folder / f"{group}-1", processes[group, 1])
       os.kill(processes[group, number], number_of_signal)

@@ -182,7 +182,11 @@ def test_arguments_without_a_name_belong_to_the_default():
     ({"other": {"name": "steady", "scale": 1}}, "other.scale", "1.0 is out of range"),
     ({"named": {"x": {"name": "steady", "skale": 1}}}, "named.x.skale", "Did you mean 'scale'"),
     ({"named": {"x": 3}}, "named.x", "3 is not a choice"),
-    ({"named": 3}, "named", "3 is not a set of named entries. Set an entry with --c.named.NAME.name=..., or remove it"),
+    (
+      {"named": 3},
+      "named",
+      "3 is not a set of named entries. Set an entry with --c.named.NAME.name=.... Remove an entry",
+    ),
     ({"named": schema.Text("[]")}, "named", "'[]' is not a set of named entries. Set an entry with"),
     ({"listed": [{"name": "steady"}, {"name": "moving", "by": 0}]}, "listed[1].by", "0 is out of range"),
     ({"evry": "5%"}, "evry", "Did you mean 'every'"),

@@ -104,7 +104,7 @@ SHARP = {"task__temperature__value": 0.01, "task__center_momentum": 0.9999, "opt
 @pytest.mark.long
 @pytest.mark.parametrize(("task", "changes", "printed", "entropy", "prototypes"), [
   ("dino", UNIFORM, "the features have collapsed: their effective rank is 1.", math.log(24), 24),
-  ("dinov2", UNIFORM, "the teacher's output has collapsed: its entropy 3.178 is that of a uniform", math.log(24), 24),
+  ("dinov2", UNIFORM, "the teacher's output has collapsed: its entropy 3.178 is close to that", math.log(24), 24),
   ("dino", SHARP, "the teacher's output has collapsed: all images of a batch use 1.0", 0, 1),
 ], ids=["dino uniform", "dinov2 uniform", "dino one prototype"])  # fmt: skip
 def test_collapsed_run_logs_its_metrics_and_warns(task, changes, printed, entropy, prototypes, tmp_path):

@@ -180,6 +180,7 @@ def set_value(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     raise ConfigError(f"--config.{key}: the key ends in a dot")
   if text != "default":
     if parents and last in config and isinstance(config[last], ml_collections.ConfigDict):
+      config[last] = _copy_group(config[last])
       config[last].name = Text(text)  # a choice that is written as its name alone
     else:
       config[last] = Text(text)
@@ -188,10 +189,16 @@ def set_value(config: ml_collections.ConfigDict, key: str, text: str) -> None:
 
 
 def _get_part(config: Any, name: str) -> Any:
-  """Returns a value of a config, or an entry of a list, in a form that can be changed, or None."""
+  """Returns a value of a config, or an entry of a list, in a form that can be changed, or None.
+
+  Groups are replaced by copies, because a config file may assign the same group to two keys.
+  """
   entry = _ENTRY.fullmatch(name)
   if not entry or name in config:
-    return config.get(name) if name in config else None
+    part = config.get(name) if name in config else None
+    if isinstance(part, ml_collections.ConfigDict):
+      part = config[name] = _copy_group(part)
+    return part
   values = _get_entries(config, entry[1])
   if int(entry[2]) >= len(values):
     return None
@@ -210,7 +217,17 @@ def _get_entries(config: Any, name: str) -> Any:
 
 
 def _make_editable(value: object) -> Any:
+  if isinstance(value, ml_collections.ConfigDict):
+    return _copy_group(value)
   return ml_collections.ConfigDict(value, type_safe=False) if isinstance(value, dict) else value
+
+
+def _copy_group(group: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Returns a group with the same values. Groups inside it are not copied."""
+  copy = ml_collections.ConfigDict(type_safe=False)
+  for key in group:
+    copy[key] = group[key]
+  return copy
 
 
 def parse_choice(changes: Mapping[str, str], group: str) -> ml_collections.ConfigDict:

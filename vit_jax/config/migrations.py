@@ -45,8 +45,8 @@ def migrate_run(values: Mapping[str, Any]) -> dict[str, Any]:
 def _migrate_selection(values: Mapping[str, object]) -> Mapping[str, Any]:
   """Migrates the keys of `init` or a task that select weights of a file.
 
-  `teacher_ema` of `dinov2` was renamed to `ema`. In other groups without `prefix`, `ema=False` is removed. It was the
-  default before `prefix` existed.
+  `teacher_ema` of `dinov2` was renamed to `ema`. Other groups without `prefix` were stored before `prefix` existed. In
+  these groups, `ema=False` was the default and is removed.
   """
   if isinstance(values, Mapping) and "teacher_ema" in values:
     return {"ema" if key == "teacher_ema" else key: value for key, value in values.items()} | {"prefix": None}

@@ -7,7 +7,7 @@ ConfigDict. `resolve` checks it and returns a frozen value.
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, overload
+from typing import Annotated, Literal, overload
 
 import ml_collections
 
@@ -206,15 +206,8 @@ def _make_editable(kind: type, fields: Mapping[str, object]) -> ml_collections.C
   }
   for name, value in {**defaults, **fields}.items():
     group = name in ("init", "mesh", "checkpoint", "log", "limits") and isinstance(value, dict)
-    config[name] = _separate({**defaults.get(name, {}), **value} if group else value)
+    config[name] = {**defaults.get(name, {}), **value} if group else value
   return config
-
-
-def _separate(value: Any) -> Any:
-  """Copies dicts. Otherwise a flag for one key would change all keys to which a config file assigns the same dict."""
-  if isinstance(value, list | tuple) and type(value) in (list, tuple):
-    return type(value)(_separate(each) for each in value)
-  return {key: _separate(each) for key, each in value.items()} if type(value) is dict else value
 
 
 @overload

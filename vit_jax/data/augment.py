@@ -23,8 +23,8 @@ from vit_jax.data.warping import WARPS
 from vit_jax.schema import Choice, Duration, Positive, enter_key, make, texts
 from vit_jax.shapes import Array, Count, Float, Integer, Num, PRNGKey, Tensor, UInt8
 
-# Largest difference between equal means or standard deviations. Publishers round them to three digits. The rounding
-# error is an eighth of the step between two values of a pixel, 1 / 255.
+# Largest difference between equal means or standard deviations. Publishers round them to three digits. The error
+# is at most about an eighth of 1 / 255, the difference between two neighbouring values of a pixel.
 TOLERANCE = 5e-4
 
 Channels = tuple[float, float, float]
@@ -89,7 +89,7 @@ def build(
 
 
 def find_normalisation_flags(wanted: Mapping[str, Sequence[float]], own: Mapping[str, Sequence[float]]) -> str | None:
-  """Returns the flags that select the normalisation of weights, if images have a different one.
+  """Returns the flags that set the normalisation of weights, if images have a different one.
 
   A different normalisation reduces the accuracy. Differences up to `TOLERANCE` are rounding errors.
 

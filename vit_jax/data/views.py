@@ -28,8 +28,8 @@ class Views:
     size: side S of the views in pixels.
     crop: random crop, a choice of `crops.CROPS`.
     policies: augmentation of each view, choices of `policies.POLICIES`. Their number is the number of views.
-    boxes_of: name of other views. View i then shows the same box of the image as their view i, and is mirrored in the
-      same way. None draws boxes for these views alone.
+    boxes_of: name of other views. View i then has the box and the mirroring of view i of the other views. None: these views
+      have boxes of their own.
   """
 
   name: str
@@ -110,8 +110,8 @@ def prepare_image(
 def prepare_views(fields: Fields, seed: int, flip: bool) -> Preparation:
   """Returns the preparation of the views of an image.
 
-  Box and augmentation of each view have random generators of their own. Views with `boxes_of` share the generators of
-  their boxes with the other views.
+  Each view has one random generator for its box and another one for its augmentation. If `boxes_of` is set, the
+  generator of the box is that of the named view.
 
   Args:
     fields: the fields of the example.

@@ -59,7 +59,7 @@ def find_task_tensors(tensors: Tensors, root: str) -> dict[str, TaskTensor]:
     return {}
   starts = [*(root[: match.end()] for match in re.finditer(r"\.", root)), ""]
   for word, path in _CENTERS.items():
-    # The centre of the longest prefix belongs to this backbone.
+    # If several prefixes have a centre, the longest prefix belongs to this backbone.
     for name in (start + word for start in sorted(starts, key=len)):
       if name in tensors and len(tensors[name].shape) in (1, 2, 3):
         result[path] = TaskTensor(name, _convert(name, tensors[name], _flatten))
@@ -71,7 +71,7 @@ def find_task_tensors(tensors: Tensors, root: str) -> dict[str, TaskTensor]:
 
 
 def describe_unused_heads(tensors: Tensors, root: str) -> list[str]:
-  """Returns notes on heads next to a backbone that are not read, because another head has the same role.
+  """Returns a note for each head that is ignored because another head next to the backbone has the same role.
 
   Args:
     tensors: see `find_task_tensors`.
@@ -93,7 +93,7 @@ def _find_heads(tensors: Tensors, root: str) -> tuple[dict[str, TaskTensor], lis
     found = _find_head({n.removeprefix(prefix): (n, t) for n, t in tensors.items() if n.startswith(prefix)}, path)
     if found and (other := result.get(f"{path}/last/kernel")):
       role, unused = "images" if path == HEAD else "patches", other.name.partition(".last_layer")[0]
-      notes.append(f"the head for {role} is {show(prefix[:-1])}; also in the file {show(unused)}")
+      notes.append(f"the head for {role} is read from {show(prefix[:-1])}, and {show(unused)} is ignored")
       # A last layer for patches cannot be used without the MLP of its own head.
       result = {ours: tensor for ours, tensor in result.items() if path == PATCH_HEAD and not _is_in(ours, PATCH_HEAD)}
     result |= found
@@ -137,7 +137,7 @@ def _convert(name: str, tensor: np.ndarray | Tensor, change: Callable[[np.ndarra
 
 
 def select_parameters(tensors: Tensors, patterns: Sequence[str]) -> Tensors:
-  """Returns the parameters of a task that a frozen model needs, without a repeated head.
+  """Returns the task parameters that a frozen model needs. A head that is stored twice is returned once.
 
   Args:
     tensors: parameters of a task by path, from weights.
@@ -192,7 +192,7 @@ def fit_task(tensors: Tensors, shapes: Shapes, fixed_norm: bool = False) -> tupl
   Args:
     tensors: parameters of a task by path, from weights.
     shapes: shapes of the parameters of the task. If empty, no tensor is read.
-    fixed_norm: whether the prototypes of the task have length one. The task then uses a kernel with a scale of ones.
+    fixed_norm: true if the prototypes of the task have length one. A kernel is then used only if its scale is 1.
 
   Returns:
     The parameters to use, and a note for each head and centre that is new.

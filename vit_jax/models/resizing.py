@@ -24,7 +24,7 @@ class ResizedModel:
     model: the model for the new size.
     leading: number of rows in the position table before the rows of the patches.
     weights: two matrices (new, old) that interpolate the rows and the columns of the grid. None if the model has no
-      position table, or if its size is the same.
+      position table, or if the size of the table does not change.
   """
 
   model: Model

@@ -265,8 +265,9 @@ def nadamw(
 ) -> optax.GradientTransformation:
   """Returns the Adam rule with Nesterov momentum (Dozat 2016). With `weight_decay`, the rule is NadamW.
 
-  The first moment at step t = 1, 2, ... is b1 m / (1 - b1 ** (t + 1)) + (1 - b1) g / (1 - b1 ** t). AlgoPerf's baseline
-  divides both terms by 1 - b1 ** t. The moments then differ by less than 1 % after 40 steps with b1 = 0.9.
+  At step t = 1, 2, ..., the first moment m and the gradient g give the corrected moment
+  b1 m / (1 - b1 ** (t + 1)) + (1 - b1) g / (1 - b1 ** t). AlgoPerf's baseline divides both terms by 1 - b1 ** t. With
+  b1 = 0.9, the two formulas differ by less than 1 % after 40 steps.
 
   Args:
     b1: decay rate of the first moment m.

@@ -76,8 +76,8 @@ def cosine(
 ) -> Schedule:
   """Returns half a cosine from the peak down to `end` at the last step.
 
-  During the cool-down, the cosine is multiplied by a factor that falls linearly from 1 to 0, as in big_vision. The last
-  step then has 0 instead of `end`.
+  During the cool-down, the cosine is multiplied by a factor that falls linearly from 1 to 0, as in big_vision. The rate
+  at step `total` is then 0 instead of `end`.
 
   Args:
     peak, total, warmup, steps: see the module docstring.

@@ -66,7 +66,8 @@ class Plan:
     method: source of `step_seconds`.
     limit: "arithmetic", "memory" or "links".
     shares: {limit: seconds that a step would need at the peak rate of this limit}.
-    parts: {name of a part of the step: its time}, see `sum_parts`. Empty if the compiler gives no cycle estimates.
+    parts: {name of a part of the step: its time in seconds}, see `sum_parts`. Empty if `step_seconds` does not come
+      from the compiler's cycles.
     images_per_second_per_chip: throughput of the run.
     mfu: model FLOPs utilisation.
     steps: number of steps of the run.
@@ -336,8 +337,8 @@ def sum_parts(operations: Iterable[hlo.Operation], kernel_cycles: Mapping[str, f
   """Returns the cycles of each part of a step.
 
   The keys are the names that `step_parts.name_part` sets. A part contains the gradients of its operations. The compiler
-  may fuse operations of two parts. They count for the part of the fusion's name, see `hlo.Operation`. Operations
-  without a name, such as copies, belong to "other".
+  may fuse operations of two parts. A fusion counts towards the part in its name, see `hlo.Operation`. Operations whose
+  names contain no part, such as copies, count towards "other".
 
   Args:
     operations: operations of a program.

@@ -49,8 +49,8 @@ class Operation(NamedTuple):
   """An operation with its cost in one run of a program, for one device.
 
   Attributes:
-    name: name that JAX gives the operation, such as "jit(step)/jvp(part_student)/dot_general", or "". If a fusion has
-      no such name, it is the name of the last operation in the fusion that has one.
+    name: name that JAX gives the operation, such as "jit(step)/jvp(part_student)/dot_general", or "". A
+      fusion without such a name has the name of its last named operation.
     cycles: the compiler's estimate for all calls. 0 for a Pallas kernel.
     kernel: name of the Pallas kernel, or None.
     calls: number of calls.
@@ -218,8 +218,8 @@ def _count_iterations(i: _Instruction, computations: Computations) -> int:
 def _find_name(i: _Instruction, computations: Computations) -> str:
   """Returns the name that JAX gives an operation, see `Operation`.
 
-  The compiler inserts conversions with names such as "convert.99". In DINOv3's step, they are the results of the
-  fusions that rotate queries and keys.
+  The compiler inserts conversions with names such as "convert.99". In DINOv3's step, such a conversion is the result of
+  the fusions that rotate queries and keys.
   """
   fused = computations.get((_find_called(i) or [""])[0], ()) if i.opcode == "fusion" else ()
   names = [match[1] for each in (i, *reversed(fused)) if (match := _NAME.search(each.rest))]

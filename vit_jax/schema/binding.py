@@ -280,7 +280,7 @@ def _convert_mapping(value: object, kind: object) -> dict[str, Any]:
   if not isinstance(value, Mapping | ml_collections.ConfigDict):
     key = get_current_key("NAME")
     raise ConfigError(
-      f"{show(value)} is not a set of named entries. Set an entry with --{key}.name=..., or remove it with "
+      f"{show(value)} is not a set of named entries. Set an entry with --{key}.name=.... Remove an entry with "
       f"--{key}=default"
     )
   result = {}

@@ -59,9 +59,9 @@ def sinkhorn(
   The first matrix is exp(logits / temperature). Each iteration divides the columns (prototypes) by their sums over all
   rows of the global batch, and then the rows by their sums.
 
-  The published code overflows if a logit exceeds 88 * temperature. Here the maximum of each column is subtracted first,
-  which multiplies the column by a constant. The first division removes this constant, so the result is the same. No
-  column sum can become zero.
+  The published code overflows if a logit exceeds 88 * temperature. Here the maximum of each column is subtracted first.
+  The exponentials of the column then change by a constant factor, which the first division removes. With at least one
+  valid row, no column sum is zero.
 
   The iterations change only one factor per row and one per column. Only the exponentials are stored as a matrix.
 

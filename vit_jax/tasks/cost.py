@@ -1,7 +1,7 @@
 """Cost of a task and of a model: FLOPs of the forward and the backward pass.
 
-The FLOPs of a task and of its model differ if the task uses only a part of the model. For example, a masked autoencoder
-costs less than its model.
+A task can cost more or less than a forward pass of its model. A masked autoencoder encodes fewer patches.
+Self-distillation encodes several crops.
 """
 
 import functools

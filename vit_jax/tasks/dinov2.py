@@ -72,13 +72,13 @@ class Dinov2(SelfDistillation):
     masks: choice of the masked patches, see `MASKS`.
     group: number of images in a group of neighbouring images of a batch. The ratios of block masks are spread evenly
       over the masked crops of a group. KoLeo searches nearest neighbours within a group. A micro-batch must be a
-      multiple of this number. A smaller micro-batch is one group.
+      multiple of this number, or smaller than one group.
     image_weight: weight of the loss of class tokens.
     patch_weight: weight of the loss of masked patches.
     koleo_weight: weight of KoLeo, the sum over both global crops.
     gram: Gram anchoring, see `GRAMS`: "none", or "anchor" with the weights of an earlier teacher.
-    teacher: workdir of a `dinov2` run, or weight file with heads, whose teacher stays frozen, for distillation into a
-      smaller student. None: the teacher is the moving average of the student.
+    teacher: workdir of a `dinov2` run, or weight file with heads. Its frozen teacher is distilled into a smaller
+      student. None: the teacher is the moving average of the student.
     ema: true selects averaged weights of the teacher's file, false raw weights. None: as for `init.ema`.
     prefix: common prefix of the teacher's parameter names, for a file that contains several models.
 
@@ -189,8 +189,13 @@ class Dinov2(SelfDistillation):
       built = jax.eval_shape(lambda: self._init_heads(heads[0], heads[1], rng.make_key(0)))
       for path in sorted(built.keys() | {path for path in shapes if path.startswith((f"{HEAD}/", f"{PATCH_HEAD}/"))}):
         if path not in built or shapes.get(path) != built[path].shape:
-          found = f"{path} of shape {shapes[path]}" if path in shapes else f"no {path}"
-          raise ConfigError(f"{self.teacher} has {found}, which does not belong to a head of a known form", "teacher")
+          if path not in shapes:
+            raise ConfigError(f"a head in {self.teacher} lacks {path}. Use weights with complete heads", "teacher")
+          raise ConfigError(
+            f"{self.teacher} has an unexpected parameter {path} of shape {shapes[path]}. Use weights with heads of "
+            "DINO, iBOT or DINOv2",
+            "teacher",
+          )
     return heads[0], heads[1]
 
   def _check_teacher(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -203,7 +208,7 @@ class Dinov2(SelfDistillation):
       found = f"heads with sharing={last!r}" if complete else "no heads for images"
       raise ConfigError(
         f"{self.teacher} has {found}, but the student has sharing={self.sharing!r}. Use the workdir of a dinov2 run, "
-        "or a weight file of its authors, with heads of the same sharing",
+        "or a weight file, whose heads are shared in the same way",
         "teacher",
       )
 
@@ -261,7 +266,7 @@ class Dinov2(SelfDistillation):
   def _init_heads(
     self, head: ProjectionHead, patch_head: ProjectionHead, key: PRNGKey
   ) -> dict[str, Shaped[Array, "..."]]:
-    """Returns the initial parameters of both heads by path, without the layers that they share."""
+    """Returns the initial parameters of both heads by path. Shared layers appear only under `HEAD`."""
     keys = jax.random.split(key)
     params = head.init(keys[0], HEAD)
     if self.sharing == "none":

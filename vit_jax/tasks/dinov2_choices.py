@@ -19,7 +19,8 @@ def blocks(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), share: Fraction = 0
   Args:
     ratio: limits (low, high) of the share of masked patches in a masked crop.
     share: share of the crops that are masked.
-    fill: true masks exactly the drawn number of patches, as in DINOv3. False may mask fewer, as in DINOv2.
+    fill: true masks the largest number of patches of each interval, as in DINOv3. False draws the number, and may mask
+      fewer patches, as in DINOv2.
 
   Raises:
     ConfigError: if `ratio` is not in the order (low, high).

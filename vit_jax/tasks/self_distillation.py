@@ -238,7 +238,7 @@ def describe_collapse(means: Mapping[str, float], prototypes: int) -> str | None
   entropy, largest = means["teacher_entropy"], math.log(prototypes)
   if entropy > UNIFORM * largest:
     return (
-      f"the teacher's output has collapsed: its entropy {entropy:.3f} is that of a uniform output (log K = "
+      f"the teacher's output has collapsed: its entropy {entropy:.3f} is close to that of a uniform output (log K = "
       f"{largest:.3f}). Use a lower config.task.temperature, or a larger batch"
     )
   if means["used_prototypes"] < PROTOTYPES:

@@ -211,7 +211,8 @@ def _describe_frozen(
 ) -> tasks.FrozenModel:
   """Returns a description of the weights in a file or workdir, for images of the run's size.
 
-  For a weight file, only names and shapes are read. For a workdir, the whole checkpoint is read. The result includes
+  For a weight file, only names and shapes are read, and two last layers of a head that may be equal. For a workdir, the
+  whole checkpoint is read. The result includes
   the parameters of a task that match a rule, such as projection heads.
   """
   with enter_key(f"config.{key}"), options.use_form(f"config.{key.rpartition('.')[0]}"):

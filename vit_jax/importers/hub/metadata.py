@@ -45,7 +45,7 @@ _SHOWN = {
   *("num_reg_tokens", "use_fc_norm", "qkv_bias", "qkv_fused", "qk_norm", "attn_type", "use_abs_pos_emb"),
   *("swiglu_mlp", "swiglu_align_to", "scale_mlp", "scale_attn_inner"),
 }
-# Hints that are also statements, with the name of the statement.
+# {hint: name of the same value in `stated`}
 _STATED_HINTS = {
   "heads": "heads",
   "norm_eps": "eps",
