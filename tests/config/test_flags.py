@@ -235,8 +235,13 @@ def get_config():
 """
 
 
-@pytest.mark.parametrize("group", ["dict(name='resize', crop=dict(name='resize'))",
-                                   "ml_collections.ConfigDict(dict(name='resize', crop=dict(name='resize')))"])
+@pytest.mark.parametrize(
+  "group",
+  [
+    "dict(name='resize', crop=dict(name='resize'))",
+    "ml_collections.ConfigDict(dict(name='resize', crop=dict(name='resize')))",
+  ],
+)
 @pytest.mark.parametrize(("data", "later"), [
   ("dict(name='digits', crop=shared, test_crop=shared)", "pass"),
   ("ml_collections.ConfigDict(dict(name='digits', crop=shared, test_crop=shared))", "pass"),

@@ -139,7 +139,7 @@ def test_centre_next_to_the_backbone_is_used():
   tensors = {f"teacher.{name}": tensor for name, tensor in state(Head(K), "head.").items()}
   for number, name in enumerate(("dino_loss.center", "teacher.dino_loss.center")):
     tensors[name] = np.full((1, K), number, np.float32)
-  found = task_parameters.find_task_tensors(tensors, "teacher.backbone.")
+  found, _ = task_parameters.find_task_tensors(tensors, "teacher.backbone.")
   assert found["task/center"].name == "teacher.dino_loss.center"
 
 
@@ -172,7 +172,7 @@ def test_both_forms_of_last_layers_are_read(x):
   normed.last_layer = layer
   for head, last in ((plain, "plain"), (normed, "weight_norm")):
     tensors = {name: tensor.numpy() for name, tensor in state(head, "teacher.dino_head.").items()}
-    found = task_parameters.find_task_tensors(tensors, "teacher.backbone.")
+    found, _ = task_parameters.find_task_tensors(tensors, "teacher.backbone.")
     arrays = {path: np.asarray(each.value) for path, each in found.items()}
     check_logits(
       ProjectionHead(WIDTH, K, BOTTLENECK, HIDDEN, last=last).apply(jax.tree.map(jnp.asarray, arrays), "task/head", x),
@@ -184,8 +184,8 @@ def test_both_forms_of_last_layers_are_read(x):
 def test_heads_with_batch_norm_and_other_modules_are_not_recognised():
   normed = torch.nn.Sequential(linear(WIDTH, HIDDEN), torch.nn.BatchNorm1d(HIDDEN))
   tensors = state(torch.nn.ModuleDict({"mlp": normed}), "head.")
-  assert task_parameters.find_task_tensors(tensors, "backbone.") == {}
-  assert task_parameters.find_task_tensors({"head.weight": 0, "head.bias": 0}, "backbone.") == {}
+  assert task_parameters.find_task_tensors(tensors, "backbone.") == ({}, [])
+  assert task_parameters.find_task_tensors({"head.weight": 0, "head.bias": 0}, "backbone.") == ({}, [])
 
 
 def test_value_that_is_not_finite_is_an_error(tmp_path):
@@ -216,16 +216,16 @@ def test_new_heads_do_not_read_those_of_the_file(tmp_path):
 )
 def test_head_with_unknown_names_or_dimensions_is_left_out(name, shape):
   tensors = {f"teacher.{name}": tensor for name, tensor in state(Head(K), "head.").items()}
-  assert task_parameters.find_task_tensors(tensors, "teacher.backbone.")
+  assert task_parameters.find_task_tensors(tensors, "teacher.backbone.")[0]
   odd = Tensor(shape, np.dtype(np.float32), lambda: None)
-  assert task_parameters.find_task_tensors(tensors | {f"teacher.head.{name}": odd}, "teacher.backbone.") == {}
+  assert task_parameters.find_task_tensors(tensors | {f"teacher.head.{name}": odd}, "teacher.backbone.") == ({}, [])
 
 
 @pytest.mark.parametrize("dtype", [np.complex64, np.int64, bool])
 def test_head_of_other_numbers_is_an_error(dtype):
   tensors = {f"teacher.{name}": tensor.numpy() for name, tensor in state(Head(K), "head.").items()}
   tensors["teacher.head.mlp.0.weight"] = tensors["teacher.head.mlp.0.weight"].astype(dtype)
-  found = task_parameters.find_task_tensors(tensors, "teacher.backbone.")
+  found, _ = task_parameters.find_task_tensors(tensors, "teacher.backbone.")
   shapes = {path: each.value.shape for path, each in found.items()}
   with pytest.raises(ConfigError, match=r"mlp\.0\.weight.*contains .*Allowed: floating-point numbers"):
     task_parameters.fit_task({path: each.value for path, each in found.items()}, shapes)
@@ -242,6 +242,14 @@ def test_a_note_names_the_head_that_is_read_and_the_other_one(tmp_path, second):
     np.testing.assert_array_equal(found.task[f"{path}/last/kernel"], expected)
   assert "the head for images is read from 'teacher.dino_head', and 'teacher.head' is ignored" in found.notes
   assert not any("the head for patches" in note for note in found.notes)
+
+
+def test_a_note_on_a_second_head_has_the_names_of_the_file(tmp_path):
+  content, *_ = dinov2()
+  content["teacher"] |= state(Head(K + 1), "head.")
+  content["teacher"] = {f"module.{name}": tensor for name, tensor in content["teacher"].items()}
+  notes = importers.read(write(tmp_path, content)).notes
+  assert "the head for images is read from 'teacher.module.dino_head', and 'teacher.module.head' is ignored" in notes
 
 
 def test_a_note_names_a_second_head_for_patches(tmp_path):

@@ -185,7 +185,7 @@ def test_arguments_without_a_name_belong_to_the_default():
     (
       {"named": 3},
       "named",
-      "3 is not a set of named entries. Set an entry with --c.named.NAME.name=.... Remove an entry",
+      "3 is not a set of named entries. Set an entry with --c.named.NAME.name=.... Remove",
     ),
     ({"named": schema.Text("[]")}, "named", "'[]' is not a set of named entries. Set an entry with"),
     ({"listed": [{"name": "steady"}, {"name": "moving", "by": 0}]}, "listed[1].by", "0 is out of range"),

@@ -166,3 +166,12 @@ def test_results_are_equal_on_one_and_eight_devices():
 
   device_counts.compare(lambda x: loss(x, params), x)
   device_counts.compare(lambda x: jax.grad(lambda p: loss(x, p)[1])(params), x)
+
+
+@pytest.mark.parametrize("last", ["weight_norm", "plain"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_head_is_found_from_the_shapes_of_its_parameters(layers, last):
+  head = ProjectionHead(12, prototypes=40, bottleneck=8 if layers > 1 else 16, hidden=16, layers=layers, last=last)
+  params = jax.eval_shape(lambda: head.init(jax.random.key(0), "a/b"))
+  shapes = {path: leaf.shape for path, leaf in params.items()}
+  assert ProjectionHead.from_shapes(shapes | {"a/c/layer0/kernel": (1, 1)}, 12, "a/b", "a/b") == head

@@ -93,7 +93,7 @@ def choose_tensors(
   tree = _select_tensors(file, trees, chosen)
   outside = [name for name in file.tensors if name not in others | own]
   more = _find_outside_tensors(tree, outside, chosen, known(tree)[0])
-  task = task_parameters.find_task_tensors(file.tensors, chosen)
+  task, repeated = task_parameters.find_task_tensors(file.tensors, chosen)
   of_task = {found.name for found in task.values()}
   original = _find_original(file, chosen, trees[chosen])
   left_out = [file.names[name] for name in outside if name not in more and name not in of_task]
@@ -106,7 +106,9 @@ def choose_tensors(
     names = [file.names[name] for name in file.tensors if name in of_task]
     parent = original[: original.rstrip(".").rfind(".") + 1]
     notes.append(f"used only by self-distillation: {_format_names(names, parent)}")
-    notes += task_parameters.describe_unused_heads(file.tensors, chosen)
+  for role, *names in repeated:
+    used, unused = (show(file.names[name].partition(".last_layer")[0]) for name in names)
+    notes.append(f"the head for {role} is read from {used}, and {unused} is ignored")
   whole = tree | {ours: file.tensors[name] for name, ours in more.items()}
   return ChosenTensors(whole, notes, {path: found.value for path, found in task.items()})
 

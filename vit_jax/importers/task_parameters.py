@@ -13,7 +13,6 @@ import numpy as np
 
 from vit_jax.importers import layout
 from vit_jax.importers.formats.lazy_tensors import Tensor, Tensors
-from vit_jax.schema import show
 from vit_jax.selfsup.paths import CENTER, HEAD, PATCH_CENTER, PATCH_HEAD, TOKEN
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -42,7 +41,21 @@ class TaskTensor(NamedTuple):
   value: Tensor
 
 
-def find_task_tensors(tensors: Tensors, root: str) -> dict[str, TaskTensor]:
+class RepeatedHead(NamedTuple):
+  """Two heads of a file with the same role, of which one is read.
+
+  Attributes:
+    role: "images" or "patches".
+    used: name of a tensor of the last layer of the head that is read.
+    unused: name of a tensor of the last layer of the other head.
+  """
+
+  role: str
+  used: str
+  unused: str
+
+
+def find_task_tensors(tensors: Tensors, root: str) -> tuple[dict[str, TaskTensor], list[RepeatedHead]]:
   """Returns the parameters of self-distillation that belong to a backbone.
 
   Args:
@@ -51,53 +64,43 @@ def find_task_tensors(tensors: Tensors, root: str) -> dict[str, TaskTensor]:
 
   Returns:
     {path: tensor} with the heads next to the backbone, their centres, and the mask token. The mask token of another
-    backbone is used if this backbone has none, because iBOT stores it only in the student. The result is empty without
-    heads.
+    backbone is used if this backbone has none, because iBOT stores it only in the student. The dictionary is empty
+    without heads. The second result is the heads that occur twice.
   """
-  result = _find_heads(tensors, root)[0]
+  result, repeated = _find_heads(tensors, root)
   if not result:
-    return {}
-  starts = [*(root[: match.end()] for match in re.finditer(r"\.", root)), ""]
-  for word, path in _CENTERS.items():
-    # If several prefixes have a centre, the longest prefix belongs to this backbone.
-    for name in (start + word for start in sorted(starts, key=len)):
+    return {}, []
+  # Centres of longer prefixes are found later and replace the others, because they belong to this backbone.
+  for start in ["", *(root[: match.end()] for match in re.finditer(r"\.", root))]:
+    for word, path in _CENTERS.items():
+      name = start + word
       if name in tensors and len(tensors[name].shape) in (1, 2, 3):
         result[path] = TaskTensor(name, _convert(name, tensors[name], _flatten))
   ending = tuple(f".{token}" for token in _TOKENS)
   own, others = [root + token for token in _TOKENS], [name for name in tensors if name.endswith(ending)]
   for name in [name for name in (*own, *others) if name in tensors and len(tensors[name].shape) in (1, 2, 3)][:1]:
     result[TOKEN] = TaskTensor(name, _convert(name, tensors[name], _flatten))
-  return result
+  return result, repeated
 
 
-def describe_unused_heads(tensors: Tensors, root: str) -> list[str]:
-  """Returns a note for each head that is ignored because another head next to the backbone has the same role.
-
-  Args:
-    tensors: see `find_task_tensors`.
-    root: see `find_task_tensors`.
-  """
-  return _find_heads(tensors, root)[1]
-
-
-def _find_heads(tensors: Tensors, root: str) -> tuple[dict[str, TaskTensor], list[str]]:
-  """Returns the parameters of the heads next to a backbone, and notes on heads that are not read.
+def _find_heads(tensors: Tensors, root: str) -> tuple[dict[str, TaskTensor], list[RepeatedHead]]:
+  """Returns the parameters of the heads next to a backbone, and the heads that occur twice.
 
   If two heads have the same role, the head with the more specific name of DINOv2 is read.
   """
   parent = root[: root.rstrip(".").rfind(".") + 1]
   result: dict[str, TaskTensor] = {}
-  notes = []
+  repeated = []
   for module, path in _HEADS.items() if root else ():
     prefix = f"{parent}{module}."
     found = _find_head({n.removeprefix(prefix): (n, t) for n, t in tensors.items() if n.startswith(prefix)}, path)
-    if found and (other := result.get(f"{path}/last/kernel")):
-      role, unused = "images" if path == HEAD else "patches", other.name.partition(".last_layer")[0]
-      notes.append(f"the head for {role} is read from {show(prefix[:-1])}, and {show(unused)} is ignored")
+    last = f"{path}/last/kernel"
+    if found and last in result:
+      repeated.append(RepeatedHead("images" if path == HEAD else "patches", found[last].name, result[last].name))
       # A last layer for patches cannot be used without the MLP of its own head.
       result = {ours: tensor for ours, tensor in result.items() if path == PATCH_HEAD and not _is_in(ours, PATCH_HEAD)}
     result |= found
-  return result, notes
+  return result, repeated
 
 
 def _find_head(tensors: Mapping[str, tuple[str, np.ndarray | Tensor]], path: str) -> dict[str, TaskTensor]:

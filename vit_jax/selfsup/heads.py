@@ -52,6 +52,22 @@ class ProjectionHead:
     if self.layers < 1:
       raise ValueError(f"layers: expected at least 1, got {self.layers}. Published heads have 3.")
 
+  @classmethod
+  def from_shapes(cls, shapes: Mapping[str, tuple[int, ...]], width: int, mlp: str, last: str) -> "ProjectionHead":
+    """Returns the head that has parameters of these shapes. A kernel without a scale is a "plain" last layer.
+
+    Args:
+      shapes: shapes of parameters by path.
+      width: number of features.
+      mlp: first part of the paths of the MLP.
+      last: first part of the paths of the last layer.
+    """
+    hidden = shapes[f"{mlp}/layer0/kernel"][1]
+    bottleneck, prototypes = shapes[f"{last}/last/kernel"]
+    layers = sum(path.startswith(f"{mlp}/layer") and path.endswith("/kernel") for path in shapes)
+    form: LastLayer = "weight_norm" if f"{last}/last/scale" in shapes else "plain"
+    return cls(width, prototypes, bottleneck, hidden, layers, form)
+
   def init(self, key: PRNGKey, prefix: str) -> NewParams:
     """Returns initial parameters by path: the MLP and the last layer.
 

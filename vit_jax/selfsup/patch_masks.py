@@ -50,7 +50,8 @@ def draw_masks(
 
   A crop has N patches. In each group, n = int(share * crops) crops get a mask. The range `ratio` is divided into n
   equal intervals with the limits p_0, …, p_n. For mask i, a ratio u is drawn uniformly between p_i and p_(i+1). The
-  mask covers int(N u) patches, or fewer if blocks are rejected, see `draw_blocks`. The masks are shuffled over the crops.
+  mask covers int(N u) patches, or fewer if blocks are rejected, see `draw_blocks`. The masks are shuffled over the
+  crops.
 
   Args:
     key: random key. Group g uses the key folded with g, so its masks do not depend on the number of groups.

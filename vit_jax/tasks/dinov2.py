@@ -10,7 +10,6 @@ The loss is a sum of DINO's loss of class tokens, iBOT's loss of masked patches,
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -24,7 +23,8 @@ from vit_jax.models import resizing
 from vit_jax.models.sizes import Hidden, Width, sides
 from vit_jax.schema import Choice, ConfigError, Momentum, NonNegative, Range, enter_key, make
 from vit_jax.selfsup import losses, patch_masks, targets
-from vit_jax.selfsup.heads import LastLayer, ProjectionHead
+from vit_jax.selfsup.head_pairs import Sharing, find_heads, get_patch_paths, init_heads
+from vit_jax.selfsup.heads import ProjectionHead
 from vit_jax.selfsup.patch_masks import PatchMasks
 from vit_jax.selfsup.paths import CENTER, HEAD, PATCH_CENTER, PATCH_HEAD, TOKEN
 from vit_jax.selfsup.resize import resize_patches
@@ -93,7 +93,7 @@ class Dinov2(SelfDistillation):
   bottleneck: Width = 384
   centering: Literal["sinkhorn", "mean"] = "sinkhorn"
   center_momentum: Momentum = 0.9
-  sharing: Literal["none", "mlp", "all"] = "none"
+  sharing: Sharing = "none"
   patch_prototypes: Annotated[int, Range(2, 2**20)] = 131072
   patch_bottleneck: Width = 256
   patch_hidden: Hidden = 2048
@@ -165,52 +165,24 @@ class Dinov2(SelfDistillation):
     if self.teacher is None:
       return self.head, self.patch_head
     with enter_key("config.task"):
-      frozen, own = self.frozen["teacher"], self.supplied.model.patch
-      if frozen.model.patch != own:
+      frozen, patch = self.frozen["teacher"], self.supplied.model.patch
+      if frozen.model.patch != patch:
         raise ConfigError(
-          f"{self.teacher} has patches of {frozen.model.patch} px, but the student has {own}", "teacher"
+          f"{self.teacher} has patches of {frozen.model.patch} px, but the student has {patch}. Use models with equal "
+          "patches",
+          "teacher",
         )
       shapes = {path: leaf.shape for path, leaf in frozen.shapes.items()}
-      self._check_teacher(shapes)
-      width = masking.token_width(frozen.model)
-      heads = []
-      for name, head in ((HEAD, self.head), (PATCH_HEAD, self.patch_head)):
-        mlp = PATCH_HEAD if name == PATCH_HEAD and self.sharing == "none" else HEAD
-        last = PATCH_HEAD if name == PATCH_HEAD and self.sharing != "all" else HEAD
-        hidden, (bottleneck, prototypes) = shapes[f"{mlp}/layer0/kernel"][1], shapes[f"{last}/last/kernel"]
-        if prototypes != head.prototypes:
+      with enter_key("teacher"):
+        heads = find_heads(shapes, masking.token_width(frozen.model), self.sharing, self.teacher)
+      for key, head, own in zip(("prototypes", "patch_prototypes"), heads, (self.head, self.patch_head), strict=True):
+        if head.prototypes != own.prototypes:
           raise ConfigError(
-            f"{self.teacher} has {prototypes:,} prototypes in {name!r}, but the student has {head.prototypes:,}",
+            f"a head in {self.teacher} has {head.prototypes:,} prototypes, but that of the student has "
+            f"{own.prototypes:,}. Set config.task.{key}={head.prototypes}",
             "teacher",
           )
-        layers = sum(path.startswith(f"{mlp}/layer") and path.endswith("/kernel") for path in shapes)
-        form: LastLayer = "weight_norm" if f"{last}/last/scale" in shapes else "plain"
-        heads.append(ProjectionHead(width, prototypes, bottleneck, hidden, layers, form))
-      built = jax.eval_shape(lambda: self._init_heads(heads[0], heads[1], rng.make_key(0)))
-      for path in sorted(built.keys() | {path for path in shapes if path.startswith((f"{HEAD}/", f"{PATCH_HEAD}/"))}):
-        if path not in built or shapes.get(path) != built[path].shape:
-          if path not in shapes:
-            raise ConfigError(f"a head in {self.teacher} lacks {path}. Use weights with complete heads", "teacher")
-          raise ConfigError(
-            f"{self.teacher} has an unexpected parameter {path} of shape {shapes[path]}. Use weights with heads of "
-            "DINO, iBOT or DINOv2",
-            "teacher",
-          )
-    return heads[0], heads[1]
-
-  def _check_teacher(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ConfigError if the heads of a frozen teacher are shared in another way than those of the student."""
-    last = "all"
-    if f"{PATCH_HEAD}/last/kernel" in shapes:
-      last = "none" if f"{PATCH_HEAD}/layer0/kernel" in shapes else "mlp"
-    complete = {f"{HEAD}/layer0/kernel", f"{HEAD}/last/kernel"} <= shapes.keys()
-    if not complete or last != self.sharing:
-      found = f"heads with sharing={last!r}" if complete else "no heads for images"
-      raise ConfigError(
-        f"{self.teacher} has {found}, but the student has sharing={self.sharing!r}. Use the workdir of a dinov2 run, "
-        "or a weight file, whose heads are shared in the same way",
-        "teacher",
-      )
+    return heads
 
   @functools.cached_property
   def gram_model(self) -> resizing.ResizedModel:
@@ -257,22 +229,10 @@ class Dinov2(SelfDistillation):
 
   def init(self, key: PRNGKey) -> dict[str, Shaped[Array, "..."]]:
     """Returns the initial heads, and centres and a mask token of zeros."""
-    params = self._init_heads(self.head, self.patch_head, key)
+    params = init_heads((self.head, self.patch_head), self.sharing, key)
     params |= {TOKEN: jnp.zeros(masking.token_width(self.supplied.model))}
     if self.centering == "mean":
       params |= {CENTER: jnp.zeros(self.prototypes), PATCH_CENTER: jnp.zeros(self.patch_head.prototypes)}
-    return params
-
-  def _init_heads(
-    self, head: ProjectionHead, patch_head: ProjectionHead, key: PRNGKey
-  ) -> dict[str, Shaped[Array, "..."]]:
-    """Returns the initial parameters of both heads by path. Shared layers appear only under `HEAD`."""
-    keys = jax.random.split(key)
-    params = head.init(keys[0], HEAD)
-    if self.sharing == "none":
-      params |= patch_head.init(keys[1], PATCH_HEAD)
-    if self.sharing == "mlp":
-      params |= patch_head.init_last(keys[1], PATCH_HEAD)
     return params
 
   def objective(self, params: Params, context: Context, examples: Batch, key: PRNGKey | None) -> Objective:
@@ -400,9 +360,8 @@ class Dinov2(SelfDistillation):
       params: parameters by path.
       patches: patches (..., D).
     """
-    first = PATCH_HEAD if self.sharing == "none" else HEAD
-    last = HEAD if self.sharing == "all" else PATCH_HEAD
-    return head.apply_last(params, last, head.apply_mlp(params, first, patches, self.dtype), self.dtype)
+    mlp, last = get_patch_paths(self.sharing)
+    return head.apply_last(params, last, head.apply_mlp(params, mlp, patches, self.dtype), self.dtype)
 
   def compute_targets(
     self, params: Params, teaching: Params, context: Context, teacher: Tokens, masks: PatchMasks
