@@ -31,7 +31,7 @@ transfer: $(VENV)/installed
 lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy vit_jax configs benchmarks docs/generated
+	$(BIN)/mypy vit_jax configs benchmarks docs/generate.py docs/generated
 	$(BIN)/mypy --python-version=3.10 launch
 
 check: lint

@@ -12,7 +12,6 @@ transfer.json and transfer.png.
 import json
 import pathlib
 import resource
-import runpy
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import trial_runs
 from vit_jax import cli
+from vit_jax.config import flags
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.storage import files
 from vit_jax.sweeps import pool, results
@@ -80,7 +80,7 @@ def train_starts(
     seeds: number of seeds.
     groups: groups of devices for concurrent runs.
   """
-  starts = runpy.run_path(CONFIG)["make_starts"](corpus == "glyphs")
+  starts = flags.load_module(CONFIG)[0].make_starts(corpus == "glyphs")
   names, changes = zip(
     *((name, start | {"seed": seed}) for name, start in starts.items() for seed in range(seeds)), strict=True
   )

@@ -90,7 +90,7 @@ def optimizer() -> dict[str, Any]:
     # The mask token has the decayed rate of a layer below all 24 blocks.
     layer_decay=0.9,
     lr_multipliers=(("embedding/.*", 0.2), ("task/mask_token", 0.9**25)),
-    delay=((r"task/(patch_)?head/last/.*", "1%"),),  # one epoch
+    delay=((r"task/(patch_)?head/last/.*", f"{100 / EPOCHS:.4g}%"),),  # one epoch
     clip=3.0,
     clip_by="module",
     ema=0.992,

@@ -284,14 +284,12 @@ class Watcher:
     code, text = state.end
     remaining = [attempt for attempt in state.unverified if self._may_exist(attempt)]
     clean = removal.delete_strays(self.engine, self._run, self._event_log, remaining, self._wait, self._renew)
-    # The user wants kept machines. If others remain, the code is BILLING, in the log and as exit code.
-    clean = clean and all(state.kept and attempt == state.attempt for attempt in remaining)
-    code = code if clean else errors.BILLING
+    unwanted = [attempt for attempt in remaining if not state.kept or attempt != state.attempt]
+    code = code if clean and not unwanted else errors.BILLING  # the log contains the exit code
     self._event_log.append("end", state, code=code, text=text)
     print_line(f"{self._run.name}: {text}")
     for attempt in remaining:
-      kept = state.kept and attempt == state.attempt
-      fate = f"is kept{' and continues to be billed' * self._run.billed}" if kept else ""
+      fate = "" if attempt in unwanted else f"is kept{' and continues to be billed' * self._run.billed}"
       advice = removal.advise(self.engine, self._run, attempt, fate)
       print_line(f"{advice}\nor with\n  python -m launch down {self._run.name}")
     return code

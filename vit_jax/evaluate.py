@@ -249,7 +249,7 @@ def import_weights(experiment: Experiment, own: bool) -> steps.State[jax.Array]:
       ema=True,
       classes=classes,
       task_shapes=experiment.task_shapes,
-      fixed_norm=experiment.has_fixed_norm,
+      task_constants=experiment.task.constants,
     )
     averages = surgery.stack(fitted, tuple(shapes.ema))
     _check_complete(averages, shapes.ema, init.from_)

@@ -110,20 +110,18 @@ def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[h
 
 
 def describe_problems(plans: Sequence[estimate.Plan]) -> str:
-  """Returns the problems of plans in one line, each after its slices. More than three problems are not repeated.
+  """Returns the problem of a plan in one line. For several plans, returns only their slices.
 
   Args:
     plans: plans, each with a problem. Their lines have been printed.
 
   Returns:
-    The problems, as in "v3-8, v3-32: config.batch: 1,023 cannot be divided over 8 devices".
+    The message, as in "v3-8: config.batch: 1,023 cannot be divided over 8 devices".
   """
-  slices: dict[str, list[str]] = {}
-  for plan in plans:
-    slices.setdefault(str(plan.problem), []).append(plan.rented)
-  if len(slices) > 3:
-    return f"no setting fits on {', '.join(dict.fromkeys(plan.rented for plan in plans))}. See the reasons above"
-  return "; ".join(f"{', '.join(dict.fromkeys(names))}: {problem}" for problem, names in slices.items())
+  slices = ", ".join(dict.fromkeys(plan.rented for plan in plans))
+  if len(plans) == 1:
+    return f"{slices}: {str(plans[0].problem).partition(chr(10))[0]}"
+  return f"the run cannot be planned on {slices}. The lines above contain the reasons"
 
 
 def print_model(run: BoundRun, whole: bool) -> None:

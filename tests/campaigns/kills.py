@@ -44,8 +44,8 @@ def main() -> int:
   args = parser.parse_args()
   draw, failed, kinds = random.Random(args.seed), 0, [at_a_step, in_a_save]
   with tempfile.TemporaryDirectory() as folder:
-    os.environ.setdefault("TFDS_DATA_DIR", f"{folder}/data")
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/programs")
+    os.environ["TFDS_DATA_DIR"] = f"{folder}/data"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/programs"
     prepare_dataset("digits")
     whole = pathlib.Path(folder, "whole")
     start_run = functools.partial(start_recipe, args.recipe)

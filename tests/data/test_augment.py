@@ -186,7 +186,7 @@ def test_augmentation_matches_its_parts_in_the_documented_order():
   ({"mean": [0.4911, 0.4825, 0.4465], "std": (0.2470, 0.2435, 0.2616)}, None),  # rounded differently
   ({"mean": (0.4914, 0.4822, 0.4475)}, "--config.data.mean='(0.4914,0.4822,0.4475)'"),
   ({"mean": (0.4914, 0.4822, 0.4465), "std": (0.2, 0.2, 0.2)}, "--config.data.std='(0.2,0.2,0.2)'"),
-  ({"mean": (0.5,)}, "--config.data.mean='(0.5,)'"),
+  ({"mean": (0.5,)}, "--config.data.mean='(0.5,0.5,0.5)'"),  # for gray images
 ])  # fmt: skip
 def test_another_normalisation_has_flags(wanted, flags):
   own = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.247, 0.2435, 0.2616)}

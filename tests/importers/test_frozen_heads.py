@@ -71,6 +71,15 @@ def test_keys_of_the_task_select_the_weights_of_the_frozen_teacher(tmp_path, key
   np.testing.assert_array_equal(chosen.load()["cls"], ARRAYS["cls"])
 
 
+@pytest.mark.parametrize(("key", "value"), [("task__gram__ema", "false"), ("task__gram__prefix", "student.")])
+def test_keys_of_gram_anchoring_select_the_weights_of_its_teacher(tmp_path, key, value):
+  path = write(tmp_path, ibot("shared")[0])
+  anchored = {"task__gram__name": "anchor", "task__gram__teacher": str(path), **PATCHES, **NORMALISED}
+  for changes, expected in (({}, ARRAYS["cls"] + 1), ({key: value}, ARRAYS["cls"])):
+    frozen = build_run("none", "dinov2", **anchored, **changes).task.frozen["gram"]
+    np.testing.assert_array_equal(frozen.load()["cls"], expected)
+
+
 def remove_layer(content):
   del content["teacher"]["dino_head.mlp.2.weight"], content["teacher"]["dino_head.mlp.2.bias"]
 

@@ -115,7 +115,7 @@ def test_head_of_another_form_is_new(tmp_path, changes, reason):
   (True, False, "plain", "only the file has task/head/last/scale"),
   (True, False, "weight_norm", None),
   (False, False, "fixed_norm", "only the file has task/head/last/scale"),
-  (False, True, "fixed_norm", "the last layer of the weights has no normalisation"),
+  (False, True, "fixed_norm", "the weights have no task/head/last/scale"),
   (False, True, "weight_norm", "only the task has task/head/last/scale"),
   (False, True, "plain", None),
 ])  # fmt: skip
@@ -131,7 +131,9 @@ def test_heads_are_used_only_with_the_same_normalisation(tmp_path, fixed, plain,
 def test_workdirs_of_both_forms_without_a_scale_are_distinguished(stored, fixed, used):
   arrays = {"cls": np.ones(4, np.float32), "task/head/last/kernel": np.ones((3, 5), np.float32)}
   found = task_parameters.find_workdir_parameters(arrays, {"task": {"name": "dino", "last_layer": stored}})
-  kept, notes = task_parameters.fit_task(found, {"task/head/last/kernel": (3, 5)}, fixed)
+  kept, notes = task_parameters.fit_task(
+    found, {"task/head/last/kernel": (3, 5)}, {"task/head/last/scale": 1.0} if fixed else {}
+  )
   assert (kept.keys() == {"task/head/last/kernel"}, not notes) == (used, used)
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests import runs, self_distillation, stages
 from vit_jax import checkpoints, importers, models
 from vit_jax.schema import Choice, ConfigError
+from vit_jax.tasks.classify import Classify
 from vit_jax.tasks.dino import Dino
 from vit_jax.training import loop
 
@@ -212,3 +213,9 @@ def test_a_task_with_views_must_declare_them(monkeypatch):
     ConfigError, match=r"config\.task\.name: Dino has views\. Set its class attribute cuts_views to True"
   ):
     parts()
+
+
+def test_a_task_without_views_must_not_declare_them(monkeypatch):
+  monkeypatch.setattr(Classify, "cuts_views", True)
+  with pytest.raises(ConfigError, match=r"Classify has no views\. Set its class attribute cuts_views to False"):
+    runs.parts(**dict.fromkeys(("data__crop", "data__policy", "data__warp", "data__mixing"), "default"))

@@ -100,11 +100,9 @@ def find_normalisation_flags(wanted: Mapping[str, Sequence[float]], own: Mapping
   Returns:
     The flags, or None if the normalisation is equal.
   """
-  other = {
-    key: tuple(values)
-    for key, values in wanted.items()
-    if len(values) != len(own[key]) or np.abs(np.subtract(values, own[key])).max() > TOLERANCE
-  }
+  # Weights for gray images have one value, which applies to all channels.
+  whole = {key: tuple(values) * (3 if len(values) == 1 else 1) for key, values in wanted.items()}
+  other = {key: values for key, values in whole.items() if np.abs(np.subtract(values, own[key])).max() > TOLERANCE}
   return " ".join(texts.format_flag(f"config.data.{key}", values) for key, values in other.items()) or None
 
 

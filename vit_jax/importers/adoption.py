@@ -187,7 +187,7 @@ def _inspect_weights(path: pathlib.Path, image_size: int | None) -> tuple[Descri
   if weights.is_workdir(path):
     about = checkpoints.read_description(path) or {}
     description = Description.from_json(about.get("model")).unscan()
-    images = normalisation.read_workdir_images(path, about)
+    images = normalisation.read_workdir_image_metadata(path, about)
     return description, _collect_data_arguments(images.normalised, images.crop, images.size, image_size)
   recognised = weights.inspect(path)
   image_metadata = recognised.image_metadata

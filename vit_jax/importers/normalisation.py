@@ -36,7 +36,7 @@ def find_normalisation(recognised: Any) -> dict[str, Channels]:
   return {**usual, **recognised.image_metadata.normalised}
 
 
-def read_workdir_images(workdir: pathlib.Path, about: Mapping[str, Any]) -> ImageMetadata:
+def read_workdir_image_metadata(workdir: pathlib.Path, about: Mapping[str, Any]) -> ImageMetadata:
   """Returns normalisation, test crop and size of the images for the weights of a workdir.
 
   They come from the config of its run, or from the metadata that `convert` wrote.

@@ -185,7 +185,9 @@ def find_workdir_parameters(
   return result
 
 
-def fit_task(tensors: Tensors, shapes: Shapes, fixed_norm: bool = False) -> tuple[dict[str, np.ndarray], list[str]]:
+def fit_task(
+  tensors: Tensors, shapes: Shapes, constants: Mapping[str, float] | None = None
+) -> tuple[dict[str, np.ndarray], list[str]]:
   """Selects and reads the parameters that a task can use.
 
   A head is used if all of its parameters have the shapes of the task. Otherwise the whole head is new, because layers
@@ -195,7 +197,8 @@ def fit_task(tensors: Tensors, shapes: Shapes, fixed_norm: bool = False) -> tupl
   Args:
     tensors: parameters of a task by path, from weights.
     shapes: shapes of the parameters of the task. If empty, no tensor is read.
-    fixed_norm: true if the prototypes of the task have length one. A kernel is then used only if its scale is 1.
+    constants: values by path that are parameters in other weights, but constants of this task. A head is used only if
+      its values are equal.
 
   Returns:
     The parameters to use, and a note for each head and centre that is new.
@@ -211,14 +214,18 @@ def fit_task(tensors: Tensors, shapes: Shapes, fixed_norm: bool = False) -> tupl
   for group, needed in _list_groups(shapes):
     wanted = {path: shape for path, shape in shapes.items() if _is_in(path, group)}
     found = {path: tensor for path, tensor in tensors.items() if _is_in(path, group)}
-    scale, unscaled = f"{group}/last/scale", False
-    if fixed_norm and f"{group}/last/kernel" in wanted:
-      unscaled = f"{group}/last/kernel" in found and scale not in found
-      if scale in found and np.all(np.asarray(found[scale]) == 1):
-        del found[scale]
+    lacking = None
+    for path, value in (constants or {}).items():
+      layer = path.rpartition("/")[0]
+      if not any(_is_in(each, layer) for each in wanted):
+        continue
+      if path in found and np.all(np.asarray(found[path]) == value):
+        del found[path]
+      elif path not in found and any(_is_in(each, layer) for each in found):
+        lacking = path
     reason = None
-    if unscaled:
-      reason = "the last layer of the weights has no normalisation"
+    if lacking:
+      reason = f"the weights have no {lacking}"
     elif not found:
       reason = "the weights have none"
     elif missing := [new for new in needed if not any(_is_in(path, new) for path in result)]:

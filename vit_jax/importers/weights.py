@@ -238,7 +238,7 @@ def read(
     description = Description.from_json(about.get("model")).unscan()
     parameters = surgery.unstack(arrays, layout.compute_shapes(description))
     task = task_parameters.find_workdir_parameters(arrays, provenance.stored_config(path, about))
-    images = normalisation.read_workdir_images(path, about)
+    images = normalisation.read_workdir_image_metadata(path, about)
     return Weights(description, parameters, [], class_order.read_class_names(about), task, images.normalised)
   recognised = inspect(path, hints, likely, ema, prefix)
   try:
@@ -344,7 +344,7 @@ def load_fitted(
   prefix: str | None = None,
   classes: Sequence[str] = (),
   task_shapes: Mapping[str, tuple[int, ...]] | None = None,
-  fixed_norm: bool = False,
+  task_constants: Mapping[str, float] | None = None,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Returns the parameters of a file, adapted to a model.
 
@@ -359,7 +359,7 @@ def load_fitted(
     classes: class names of the data.
     task_shapes: shapes of the parameters of a task that the weights may contain, by path. See
       `task_parameters.fit_task`.
-    fixed_norm: whether the prototypes of the task have length one.
+    task_constants: constants of the task by path, see `tasks.Task.constants`.
 
   Returns:
     The parameters by path, layer by layer, and notes about all changes.
@@ -378,7 +378,7 @@ def load_fitted(
     fitting, notes = surgery.fit(found.arrays, found.description, target, head)
     names = found.classes if head != "new" and found.description.classes == target.classes else ()
     fitting, moved = class_order.arrange_outputs(fitting, target, names, classes, strict=head == "keep")
-    kept_task, new = task_parameters.fit_task(found.task, task_shapes or {}, fixed_norm)
+    kept_task, new = task_parameters.fit_task(found.task, task_shapes or {}, task_constants)
     return fitting | kept_task, [*notes, *moved, *found.notes, *new]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error

@@ -94,6 +94,7 @@ def cosine(
     value = _warm_up(step, warmup) * (
       end + (peak - end) * 0.5 * (1 + jnp.cos(jnp.pi * _compute_progress(step, total, warmup)))
     )
+    # Without a cool-down, the program of a step must not change.
     return value * _cool_down(step, total, cooling) if cooling else value
 
   return rate

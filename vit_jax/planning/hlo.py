@@ -223,7 +223,7 @@ def _find_name(i: _Instruction, computations: Computations) -> str:
   """
   fused = computations.get((_find_called(i) or [""])[0], ()) if i.opcode == "fusion" else ()
   names = [match[1] for each in (i, *reversed(fused)) if (match := _NAME.search(each.rest))]
-  return next((name for name in names if "/" in name), names[0] if names else "")
+  return next((name for name in names if "/" in name), "")
 
 
 def _is_integer(i: _Instruction) -> bool:

@@ -26,8 +26,8 @@ EXIT_PEER = 134
 # them.
 EXITS = {
   EXIT_DONE: ("all steps are done, saved and evaluated; `result.json` exists", "nothing"),
-  EXIT_BUG: ("a bug in vit_jax, with a traceback, or a Python interpreter that hangs", "report it; run the same "
-             "command again to resume"),
+  EXIT_BUG: ("a bug in vit_jax, with a traceback, or a Python interpreter that hangs. In `predict` and `prepare "
+             "--check`: bad files, which are listed", "report the bug; run the same command again to resume"),
   EXIT_CONFIG: ("a mistake in config, flags or data, a full disk, a missing bucket, a workdir in use, a system limit "
                 "that is too low (`ulimit`)", "fix what the message reports"),
   EXIT_PREEMPTED: ("stopped on request (SIGTERM or a closed terminal)", "run the same command again to resume"),

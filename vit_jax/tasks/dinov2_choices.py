@@ -102,7 +102,7 @@ def anchor(
     negatives: "keep", "zero" for both models, or "zero_in_teacher".
     across: true also compares patches of different crops of a group, false only patches of the same crop.
   """
-  return Gram(teacher, ema, prefix, weight, size, negatives, across)
+  return Gram(path=teacher, ema=ema, prefix=prefix, weight=weight, size=size, negatives=negatives, across=across)
 
 
 GRAMS: dict[str, Callable[..., Gram | None]] = {"none": no_gram, "anchor": anchor}

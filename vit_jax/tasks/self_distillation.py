@@ -23,7 +23,7 @@ from vit_jax.optim.value_schedules import VALUE_SCHEDULES, create_value_schedule
 from vit_jax.schema import Choice, ConfigError, Fraction, Range, enter_key
 from vit_jax.selfsup import heads
 from vit_jax.selfsup.heads import ProjectionHead
-from vit_jax.selfsup.paths import HEAD
+from vit_jax.selfsup.paths import HEAD, PATCH_HEAD
 from vit_jax.shapes import Array, Count, Float, PRNGKey, Scalar, Tensor
 from vit_jax.tasks import masking
 from vit_jax.tasks.task import Batch, Context, Labels, Params, Task, TaskContext
@@ -87,6 +87,12 @@ class SelfDistillation(Task):
   headline: ClassVar[str] = "teacher_entropy"
   classes: ClassVar[bool] = False
   cuts_views: ClassVar[bool] = True
+
+  @property
+  def constants(self) -> Mapping[str, float]:
+    """The scales of the last layers, if prototypes have length one."""
+    fixed = self.last_layer == "fixed_norm"
+    return dict.fromkeys((f"{HEAD}/last/scale", f"{PATCH_HEAD}/last/scale"), 1.0) if fixed else {}
 
   def __post_init__(self) -> None:
     patch = masking.require_patch(self.supplied.model)

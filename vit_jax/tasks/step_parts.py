@@ -16,13 +16,20 @@ def name_part(name: str) -> AbstractContextManager[None]:
   Args:
     name: name of the part, as in "optimizer and average".
 
+  Returns:
+    A context manager.
+
+  Raises:
+    ValueError: if the name contains other characters than small letters, digits and spaces.
+
   Example:
     from vit_jax.tasks import step_parts
 
     with step_parts.name_part("teacher"):
       pass  # outputs of the teacher
   """
-  assert re.fullmatch("[a-z0-9 ]+", name), f"part {name!r}: expected small letters, digits and spaces"
+  if not re.fullmatch("[a-z0-9 ]+", name):
+    raise ValueError(f"name_part: expected small letters, digits and spaces, got {name!r}. Use a name like 'decoder 1'")
   return jax.named_scope("part_" + name.replace(" ", "_"))
 
 

@@ -104,7 +104,8 @@ class Task(Protocol):
 
   Attributes:
     classes: true if the task learns classes. Otherwise the model has no head.
-    cuts_views: true if `fields` contains views, which the task cuts and augments by its own rules.
+    cuts_views: true if `fields` contains views, which the task cuts and augments by its own rules. Values for
+      `data.crop` and the augmentation are then refused.
   """
 
   classes: ClassVar[bool]
@@ -123,6 +124,14 @@ class Task(Protocol):
   @property
   def frozen(self) -> Mapping[str, FrozenModel]:
     """Returns {name: frozen model}, such as a teacher. Their weights are read for training, but not for prediction."""
+    return {}
+
+  @property
+  def constants(self) -> Mapping[str, float]:
+    """Returns {path: value} of values that are parameters in other weights, but constants of this task.
+
+    An example is the length of prototypes. Heads of other weights are used only if they have the same values.
+    """
     return {}
 
   @property

@@ -93,6 +93,11 @@ def build(
   model = models.functional(describe_model(run, source.classes)).on(grid)
   freeze = create_freeze(run, grid, source.classes)
   task = make_task(run, model, total, steps_of, freeze)
+  if bool(task.fields.views) != task.cuts_views:
+    raise ConfigError(
+      f"config.task.name: {type(task).__name__} has {'views' if task.fields.views else 'no views'}. Set its class "
+      f"attribute cuts_views to {bool(task.fields.views)}"
+    )
   shapes = model.shapes() | jax.eval_shape(lambda: task.init(rng.make_key(0)))
   params = sharding.find_parameter_shardings((*models.find_sharding(run.model.name), *task.sharding), shapes, grid)
   with enter_key("config.optim"):
@@ -111,8 +116,6 @@ def build(
   experiment = Experiment(run, grid, total, images, model, task, optimizer.schedule, program, measures)
   if not training:
     return experiment
-  if task.fields.views and not task.cuts_views:
-    raise ConfigError(f"config.task.name: {type(task).__name__} has views. Set its class attribute cuts_views to True")
   # Tracing the step reports errors here, before the devices are used.
   jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
   plain = model.description.change({"remat": "none"}) if "remat" in model.description.model.args else model.description

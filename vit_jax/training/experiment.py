@@ -110,11 +110,6 @@ class Experiment:
     return {path: leaf.shape for path, leaf in self.state_shapes.params.items() if path not in of_model}
 
   @property
-  def has_fixed_norm(self) -> bool:
-    """Returns whether the task is self-distillation with prototypes of length one."""
-    return self.run.task.args.get("last_layer") == "fixed_norm"
-
-  @property
   def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of a batch by name, with shardings."""
     placement = sharding.make_batch_sharding(self.mesh)
@@ -173,7 +168,7 @@ class Experiment:
         init.prefix,
         classes,
         own if init.head != "new" else {},
-        self.has_fixed_norm,
+        self.task.constants,
       )
     stacked = surgery.stack(arrays, tuple(self.model.shapes()))
     kept = {path: arrays[path] for path in own if path in arrays}
