@@ -13,14 +13,19 @@ STEPS = 5
 
 def make(params, total=10, statistics=frozenset(), **args):
   """Returns the transformation and the schedule for a config with durations in steps."""
+  made = make_optimizer(params, total, statistics, **args)
+  return made.transformation, made.schedule
+
+
+def make_optimizer(params, total=10, statistics=frozenset(), **args):
+  """Returns the optimizer for a config with durations in steps."""
   args = {"name": "adamw", "lr": 1e-2, "schedule": Choice("constant")} | args
   above = parameters.count_layers_above(parameters.ORDER, trees.flatten(params))
   with enter_key("config.optim"):
     choice = bound(args.pop("name"), args)
-    made = optim.create_optimizer(
+    return optim.create_optimizer(
       choice, params, total, lambda duration: duration.steps(1, 1, total), statistics, above
     )
-    return made.transformation, made.schedule
 
 
 def bound(name, args):

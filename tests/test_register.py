@@ -73,9 +73,10 @@ def test_optimizer_and_schedule_are_one_function_each():
   choice = Choice("sign", {"lr": 0.1, "schedule": {"name": "flat", "share": 0.5}})
   bound = schema.bind(choice, schema.lookup(build.OPTIM, "sign"), build.OPTIM)
   params = {"kernel": np.ones(2, np.float32)}
-  rule, rate, _ = optim.create_optimizer(bound, params, 10, lambda duration: 0)
+  made = optim.create_optimizer(bound, params, 10, lambda duration: 0)
+  rule = made.transformation
   updates, _ = rule.update({"kernel": np.array([3.0, -2.0], np.float32)}, rule.init(params), params)
-  assert rate(3) == pytest.approx(0.05)
+  assert made.schedule(3) == pytest.approx(0.05)
   np.testing.assert_allclose(updates["kernel"], [-0.05, 0.05], rtol=1e-6)
 
 

@@ -6,6 +6,7 @@ their functions are the keys of `config.optim`. Several keys select parameters w
 """
 
 from vit_jax.optim.averages import create_average_decay
+from vit_jax.optim.points import schedule_free
 from vit_jax.optim.rules import (
   RULES,
   Optimizer,
@@ -15,5 +16,6 @@ from vit_jax.optim.rules import (
   list_frozen_paths,
   nadamw,
   optimizer,
+  sam,
 )
 from vit_jax.optim.schedules import Schedule

@@ -15,8 +15,9 @@ import numpy as np
 import optax
 
 from vit_jax import trees
-from vit_jax.optim import clipping, matrices, schedules, value_schedules
+from vit_jax.optim import clipping, matrices, points, schedules, value_schedules
 from vit_jax.optim.matrices import Params, muon
+from vit_jax.optim.points import PointRule, schedule_free
 from vit_jax.schema import (
   Bound,
   Choice,
@@ -30,6 +31,7 @@ from vit_jax.schema import (
   Range,
   format_amount,
   lookup,
+  make,
   preset,
 )
 
@@ -47,11 +49,16 @@ class Optimizer(NamedTuple):
     transformation: the gradient transformation.
     schedule: function from step to learning rate.
     frozen: paths that gradients do not update, see `list_frozen_paths`.
+    find_point: function (optimizer state, parameters) to the point at which the gradient is computed. None: the
+      parameters.
+    radius: length of SAM's ascent step from this point. None: no ascent step.
   """
 
   transformation: optax.GradientTransformation
   schedule: schedules.Schedule
   frozen: frozenset[str]
+  find_point: points.FindPoint | None = None
+  radius: float | None = None
 
 
 def create_optimizer(
@@ -97,7 +104,7 @@ def create_optimizer(
 
 
 def optimizer(
-  rule: optax.GradientTransformation,
+  rule: optax.GradientTransformation | PointRule,
   params: Params,
   total: int,
   steps: Callable[[Duration], int],
@@ -137,7 +144,8 @@ def optimizer(
   for `statistics`. Patterns are not compared with the paths of `statistics`.
 
   Args:
-    rule: transformation of gradients to directions, without a learning rate.
+    rule: transformation of gradients to directions, without a learning rate. It may have another point for its
+      gradients, see `points`.
     params: nested parameters, as arrays or as shapes.
     total: number of steps of the run.
     steps: function that converts a duration to a number of steps.
@@ -167,6 +175,9 @@ def optimizer(
     ConfigError: if a pattern has no effect, all parameters are frozen, or an argument does not fit the model.
   """
   rate = schedules.create_schedule(schedule, lr, total, steps(warmup), steps)
+  own = rule if isinstance(rule, PointRule) else PointRule(rule)
+  if own.interpolation is not None:
+    _check_average(schedule, steps, statistics)
   paths = _select_trainable(params, statistics)
   scales: dict[str, Scale] = {**_match_patterns("lr_multipliers", lr_multipliers, paths, 1.0)}
   if layer_decay is not None:
@@ -210,13 +221,17 @@ def optimizer(
   if delay:
     starts = _find_starts(delay, paths, total, steps)
     after.append(_schedule_updates(lambda step, path, u, _: jnp.where(step >= starts[path], u, 0), starts))
-  chain = optax.chain(*_create_clipping(clip, clip_by, stacked), rule, *after)
+  chain: optax.GradientTransformation = optax.chain(*_create_clipping(clip, clip_by, stacked), own.direction, *after)
+  find_point = None
+  if own.interpolation is not None:
+    chain = points.average_iterates(chain, own.interpolation, rate)
+    find_point = points.make_find_point(own.interpolation)
 
   held = list_frozen_paths(frozen, params, statistics)
-  if not held:
-    return Optimizer(chain, rate, held)
-  labels = trees.map_named(lambda path, _: "frozen" if path in held else "trained", params)
-  return Optimizer(optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels), rate, held)
+  if held:
+    labels = trees.map_named(lambda path, _: "frozen" if path in held else "trained", params)
+    chain = optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels)
+  return Optimizer(chain, rate, held, find_point, own.radius)
 
 
 def list_frozen_paths(
@@ -354,10 +369,55 @@ def lamb(
   return optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
 
 
+BASES = {rule.__name__: rule for rule in (adamw, nadamw, sgd, adafactor, lion)}
+
+
+def sam(*, rho: Positive = 0.05, rule: Annotated[Choice, BASES] = Choice("adamw")) -> PointRule:
+  """Returns sharpness-aware minimisation (Foret et al. 2021, arXiv:2010.01412) around another rule.
+
+  A step computes the gradient g at the parameters p, and then the gradient at p + rho g / |g| for the same images and
+  dropout masks. The rule uses the second gradient, which clipping and the logged gradient norm refer to. The training
+  loss and the statistics of batch norms are those of p. A step therefore takes about twice the time of the rule's.
+
+  The norm |g| is that of the whole batch, also with `accumulate`. The paper computes it for each device, so its results
+  depend on the number of devices. Frozen parameters do not move.
+
+  Args:
+    rho: length of the ascent step. ViTs that are trained from scratch need larger values than ResNets (Chen et al.
+      2022, arXiv:2106.01548).
+    rule: the update rule with its own arguments: "adamw", "nadamw", "sgd", "adafactor" or "lion".
+  """
+  return PointRule(make(rule, BASES), radius=rho)
+
+
 ADVICE = {"frozen": """. All but the head: --config.optim.frozen='["(?!head).*"]'"""}  # for a pattern without a match
 
-RULES = {rule.__name__: (rule, optimizer) for rule in (adamw, nadamw, sgd, adafactor, lion, muon)}
+RULES: dict[str, tuple[Callable[..., Any], Callable[..., Optimizer]]] = {
+  rule.__name__: (rule, optimizer) for rule in (adamw, nadamw, sgd, adafactor, lion, muon, sam)
+}
 RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
+RULES["schedule_free"] = (schedule_free, preset(optimizer, schedule=Choice("constant")))
+
+
+def _check_average(schedule: Choice, steps: Callable[[Duration], int], statistics: Collection[str]) -> None:
+  """Raises ConfigError if a run cannot use Schedule-Free."""
+  if schedule.name != "constant":
+    raise ConfigError(
+      f"{schedule.name!r} changes the learning rate, but 'schedule_free' needs a constant one. Set "
+      "schedule to 'constant'. A warmup is allowed",
+      "schedule.name",
+    )
+  if steps(schedule.args["cooldown"]):
+    raise ConfigError(
+      f"{schedule.args['cooldown']!s}, but 'schedule_free' needs a constant learning rate. Remove it",
+      "schedule.cooldown",
+    )
+  if statistics:
+    raise ConfigError(
+      f"'schedule_free' does not support statistics such as {min(statistics)!r}, which would belong to other "
+      "parameters than those that are evaluated. Use 'adamw'",
+      "name",
+    )
 
 
 # Multipliers by path.

@@ -104,6 +104,12 @@ def build(
     statistics = model.statistics | task.statistics
     optimizer = optim.create_optimizer(run.optim, shapes, total, steps_of, statistics, model.count_layers_above())
     average_decay = run.optim.create_average_decay(total, steps_of)
+    if optimizer.find_point and task.uses_average:
+      raise ConfigError(
+        f"{run.optim.name!r} has no moving average, from which task {run.task.name!r} learns. Use 'adamw'", "name"
+      )
+    if optimizer.find_point and average_decay is not None:
+      raise ConfigError(f"the parameters of {run.optim.name!r} are already an average. Remove ema", "ema")
     if average_decay is None and task.uses_average:
       raise ConfigError(f"task {run.task.name!r} learns from the moving average. Set a decay such as 0.996", "ema")
   program = steps.make_program(
@@ -121,6 +127,7 @@ def build(
   plain = model.description.change({"remat": "none"}) if "remat" in model.description.model.args else model.description
   alone = make_task(run, models.functional(plain), total, steps_of, freeze)
   forward, training_flops = _count_flops(experiment, alone)
+  training_flops *= 1 if optimizer.radius is None else 2  # an ascent step needs a gradient of its own
   return dataclasses.replace(experiment, forward_flops=forward, training_flops=training_flops)
 
 

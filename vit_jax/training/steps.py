@@ -38,7 +38,8 @@ class State(Generic[Leaf]):
 
   Attributes:
     step: number of completed steps, int32 scalar.
-    params: {path: array}, including the statistics of batch norms, which gradients do not update.
+    params: {path: array}, including the statistics of batch norms, which gradients do not update. Evaluations and
+      exports use them. An optimizer may compute gradients at another point, see `optim.points`.
     ema: moving average of params. Empty if the run does not average.
     optimizer: state of the optimizer.
   """
@@ -108,6 +109,8 @@ def make_program(
   constrain_params = functools.partial(jax.lax.with_sharding_constraint, shardings=params)
   gradient = make_gradient(task.objective, optimizer.frozen)
   gradient = accumulate_gradients(gradient, micro_batches, accumulate=accumulate)
+  if optimizer.radius is not None:
+    gradient = ascend_before_gradients(gradient, optimizer.radius)
   step = make_train_step(
     seed,
     task.examples,
@@ -117,6 +120,7 @@ def make_program(
     shard_rows,
     average_decay,
     task.uses_average,
+    optimizer.find_point,
   )
   return Program(
     jax.jit(init, out_shardings=shardings),
@@ -199,6 +203,29 @@ def accumulate_gradients(gradient: Gradient, placement: jax.sharding.Sharding, *
   return function
 
 
+def ascend_before_gradients(gradient: Gradient, radius: float) -> Gradient:
+  """Returns a function that computes gradients after an ascent step, see `optim.sam`.
+
+  Metrics and statistics are those before the ascent step. Both gradients have the same examples and key. Gradients of
+  zero, as of frozen parameters, do not move their parameters.
+
+  Args:
+    gradient: function (params, context, examples, key) -> (gradients, metrics, statistics) for the whole batch.
+    radius: length of the step.
+  """
+
+  def function(
+    params: Params, context: tasks.Context, examples: Examples, key: jax.Array
+  ) -> tuple[Params, Metrics, Params]:
+    gradients, metrics, statistics = gradient(params, context, examples, key)
+    norm = optax.tree.norm(gradients)
+    length = jnp.where(norm > 0, radius / norm, 0)
+    ascended = jax.tree.map(lambda p, g: p + length * g, params, gradients)
+    return gradient(ascended, context, examples, key)[0], metrics, statistics
+
+  return function
+
+
 def make_train_step(
   seed: int,
   examples: Callable[[Examples, tasks.Context, jax.Array], Examples],
@@ -208,6 +235,7 @@ def make_train_step(
   shard_rows: sharding.ShardRows | None = None,
   average_decay: optim.Schedule | None = None,
   uses_average: bool = False,
+  find_point: Callable[[optax.OptState, Params], Params] | None = None,
 ) -> Step:
   """Returns the function that performs one optimizer step. Its result depends only on its arguments.
 
@@ -222,6 +250,7 @@ def make_train_step(
     average_decay: function from step to the decay of the moving average. It is required if the state contains an
       average.
     uses_average: whether `examples` or `gradient` reads the moving average.
+    find_point: function (optimizer state, params) to the parameters at which the gradient is computed. None: params.
 
   Returns:
     A function (state, batch, frozen) -> (state, metrics). `frozen` {name: {path: array}} are weights that the task
@@ -252,7 +281,8 @@ def make_train_step(
       drawn = examples(batch, context, rng.derive_key(seed, state.step, "augment"))
     with step_parts.name_part("forward and backward"):
       key = rng.derive_key(seed, state.step, "dropout")
-      gradients, metrics, statistics = gradient(state.params, context, drawn, key)
+      point = state.params if find_point is None else find_point(state.optimizer, state.params)
+      gradients, metrics, statistics = gradient(point, context, drawn, key)
     with step_parts.name_part("optimizer and average"):
       return update_state(state, gradients, statistics, metrics)
 
