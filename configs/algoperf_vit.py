@@ -61,4 +61,5 @@ def get_config(trial: str = "2") -> ConfigDict:
     checkpoint=dict(every="1k"),
     # At 2 % and 5 % of the steps too, where published curves are available.
     evals=dict(validation=dict(name="accuracy", split="validation", every="1%")),
+    log=dict(target=dict(metric="validation/top1", value=0.77309)),
   )

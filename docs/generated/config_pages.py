@@ -30,7 +30,7 @@ def make_config_page() -> str:
   )
   parts.append(list_keys(config.Run))
   groups = {"init": config.Init, "mesh": config.Mesh, "checkpoint": config.Checkpoint}
-  for name, kind in (groups | {"log": config.Log, "limits": config.Limits}).items():
+  for name, kind in (groups | {"log": config.Log, "log.target": config.Target, "limits": config.Limits}).items():
     parts += [f"## {name}\n", f"{read_summary(kind)}\n", list_keys(kind)]
   parts += [
     "## Keys of a measurement\n",

@@ -59,6 +59,35 @@ def test_several_runs_are_ranked_averaged_over_seeds_and_compared(tmp_path):
   ]  # fmt: skip
 
 
+def with_target(folder, value, record=None, **changes):
+  """Returns a run with a target for top-1 on test. `record` is the entry of its result."""
+  run = read(folder, log__target__metric="top1", log__target__value=value, **changes)
+  return dataclasses.replace(run, result=run.result | {"target": record}) if record else run
+
+
+def test_time_to_target_is_a_row_of_a_run_and_a_column_of_several(tmp_path):
+  record = {"metric": "test/top1", "value": 0.85, "step": 6, "hours": 1.25}
+  reached = with_target(tmp_path / "a", 0.85, record)
+  cells = workdirs.texts(verdict.make_chapter([reached]))
+  assert cells["Cost", "time to test/top1 85.00 %"] == ["step 6, 1.25 h"]
+  missed = with_target(tmp_path / "b", 0.85, record | {"step": None, "hours": None}, seed=1)
+  running = with_target(tmp_path / "c", 0.85, finished=False, seed=2)  # from its metrics
+  table = next(part for part in verdict.make_chapter([reached, missed, running]).parts if hasattr(part, "rows"))
+  column = list(table.head).index("time to test/top1 85.00 %")
+  assert {row[0]: row[column] for row in table.rows} == {"a": "step 6, 1.25 h", "b": "not reached", "c": "step 12"}
+  other = with_target(tmp_path / "d", 0.95, finished=False)
+  table = next(
+    part for part in verdict.make_chapter([reached, other, read(tmp_path / "e")]).parts if hasattr(part, "rows")
+  )
+  column = list(table.head).index("time to target")
+  assert [row[column] for row in table.rows] == [
+    "test/top1 85.00 %: step 6, 1.25 h", "test/top1 95.00 %: not reached", "-",
+  ]  # fmt: skip
+  assert not any("time to" in name for name in next(
+    part for part in verdict.make_chapter([read(tmp_path / "f"), read(tmp_path / "g")]).parts if hasattr(part, "rows")
+  ).head)  # fmt: skip
+
+
 def test_lower_loss_is_better(tmp_path):
   many = [read(tmp_path / name) for name in ("a", "b")]
   only = [{**run.__dict__, "result": {"steps": 12, "loss": loss}} for run, loss in zip(many, (2.0, 1.0), strict=True)]

@@ -45,6 +45,16 @@ def _are_measurements(values: object) -> bool:
   )
 
 
+def is_target_record(value: object) -> bool:
+  """Returns whether a value is a time to target, see `training.time_to_target`. A run writes it to its files."""
+  return (
+    isinstance(value, dict)
+    and isinstance(value.get("metric"), str)
+    and isinstance(value.get("value"), int | float)
+    and all(value.get(key) is None or _is_count(value[key]) for key in ("step", "hours"))
+  )
+
+
 def _are_words(values: object) -> bool:
   return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
@@ -252,6 +262,7 @@ def check_metadata(about: Mapping[str, Any]) -> None:
   """Raises ValueError if the metadata of a checkpoint do not have the form that a run writes."""
   form = _COUNTS | (_FORM if "identity" in about else {})
   form |= {"measured": _are_measurements} if "measured" in about else {}  # absent in older checkpoints
+  form |= {"target": is_target_record} if "target" in about else {}  # absent without a target
   wrong = [name for name in form if not _has_form(about.get(name), form[name])]
   later = about["identity"] if "identity" in about and not wrong else {}
   wrong += [name for name in _LATER if name in later and not _has_form(later[name], _LATER[name])]

@@ -8,6 +8,7 @@ from vit_jax.config.run import (
   Measurement,
   Mesh,
   Run,
+  Target,
   dumps,
   is_measurement,
   measurement,

@@ -50,14 +50,29 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class Target:
+  """A figure that a run shall reach. The run records the step and the hours at which it first reached the target.
+
+  Args:
+    metric: name of a figure of an evaluation, as in `validation/top1`.
+    value: value of the figure. Shares are between 0 and 1. Losses and errors must fall to this value.
+  """
+
+  metric: str | None = None
+  value: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Log:
   """Interval of the training log.
 
   Args:
     every: interval between two records of the training metrics.
+    target: figure whose first occurrence is recorded.
   """
 
   every: Duration = Duration("2%")
+  target: Target = Target()
 
 
 Seconds = Annotated[float, Range(0.1, 1e7)]

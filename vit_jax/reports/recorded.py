@@ -15,7 +15,7 @@ from vit_jax.inference import stored
 from vit_jax.parallel import hardware
 from vit_jax.schema import ConfigError
 from vit_jax.storage import files
-from vit_jax.training import goodput
+from vit_jax.training import goodput, time_to_target
 
 PLAN = "plan.json"
 LARGEST = 1e30
@@ -100,6 +100,18 @@ class RecordedRun:
     for row in self.rows:
       last |= {k.removeprefix("test/"): v for k, v in row.items() if _is_evaluation_figure(k)}
     return last
+
+  @property
+  def target(self) -> dict[str, Any] | None:
+    """The target with the step and hours at which it was reached, or None without a target. See `time_to_target`.
+
+    Before the end of the run, the step is that of the recorded evaluations, and the hours are unknown.
+    """
+    if "target" in self.result or (record := time_to_target.start_record(self.run.log.target, None)) is None:
+      return self.result.get("target")
+    for row in self.rows:
+      record = time_to_target.update_record(record, int(row["step"]), row, 0.0)
+    return record | {"hours": None}
 
   def series(self, metric: str) -> "Curve":
     """Returns a metric as a curve, which is empty if no line contains the metric."""
@@ -198,6 +210,7 @@ def _check_result(values: Mapping[str, Any]) -> dict[str, Any]:
   return {key: value for key, value in values.items() if _is_number(value)} | {
     "goodput": {key: value for key, value in goodput.items() if _is_number(value)},
     "packages": {key: value for key, value in packages.items() if isinstance(value, str)},
+    **({"target": values["target"]} if provenance.is_target_record(values.get("target")) else {}),
   }
 
 

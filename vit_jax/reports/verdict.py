@@ -3,7 +3,7 @@
 import datetime
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from vit_jax import trees
 from vit_jax.evals import intervals, selection
@@ -13,7 +13,7 @@ from vit_jax.reports.page import Chapter, Paragraph, Part, Table
 from vit_jax.reports.recorded import RecordedRun
 from vit_jax.schema import format_amount, to_plain
 from vit_jax.sweeps import results
-from vit_jax.training import goodput
+from vit_jax.training import goodput, time_to_target
 
 PROBE = re.compile(r"(?!.*ema_).+_([1-9]\d{0,8})shot")  # probes of the weights, not of their average
 
@@ -168,6 +168,8 @@ def _make_cost_table(run: RecordedRun) -> Table:
     ["core-hours, with start and evaluations", format_core_hours(run)],
     *([["images per second, without interruptions", f"{rate:,.0f}"]] if rate else []),
   ]
+  if target := run.target:
+    rows.append([f"time to {time_to_target.format_target(target)}", time_to_target.format_time(target)])
   for plan in run.plans:
     rows.append(
       [f"planned on {plan['rented']}", f"core-hours: {24 * plan['core_days']:,.3g}, hours: {plan['hours']:,.3g}"]
@@ -269,8 +271,10 @@ def _compare_runs(runs: Sequence[RecordedRun]) -> list[Part]:
     parts.append(Paragraph("These runs have different tasks and no common figure, so they are not ranked."))
   others = list(dict.fromkeys(name for run in runs if (name := select_headline_metric(run)) not in (None, metric)))[:3]
   head = ["run", format_name(metric) if metric else "", f"95 % ({intervals.WILSON})", *map(format_name, others)]
+  targets = {time_to_target.format_target(run.target) for run in runs if run.target}
+  head += [f"time to {min(targets) if len(targets) == 1 else 'target'}"] if targets else []
   head += ["images seen", "core-hours", "images/s", "restarts", "state"]
-  parts.append(Table("Runs", head, [_make_row(run, metric, others) for run in runs]))
+  parts.append(Table("Runs", head, [_make_row(run, metric, others, targets) for run in runs]))
   if metric and (seeds := _group_over_seeds(measured, metric)):
     parts.append(Table("Over seeds", ["runs", f"{format_name(metric)}: mean ± standard deviation (runs)"], seeds))
   if rows := compare_configs(runs):
@@ -281,7 +285,7 @@ def _compare_runs(runs: Sequence[RecordedRun]) -> list[Part]:
   return parts
 
 
-def _make_row(run: RecordedRun, metric: str | None, others: Sequence[str]) -> list[str]:
+def _make_row(run: RecordedRun, metric: str | None, others: Sequence[str], targets: Collection[str]) -> list[str]:
   ends = _compute_interval(run, metric) if metric in run.figures else None
   rate = run.result.get("images_per_second")
   return [
@@ -289,12 +293,21 @@ def _make_row(run: RecordedRun, metric: str | None, others: Sequence[str]) -> li
     format_figure(metric, run.figures[metric]) if metric in run.figures else "-",
     f"{100 * ends[0]:.2f} to {100 * ends[1]:.2f} %" if ends else "",
     *(format_figure(name, run.figures[name]) if name in run.figures else "-" for name in others),
+    *([_format_target(run, targets)] if targets else []),
     f"{run.steps * run.run.batch:,}",
     format_core_hours(run),
     f"{rate:,.0f}" if rate else "",
     f"{max(run.attempts - 1, 0)}",
     describe_progress(run),
   ]
+
+
+def _format_target(run: RecordedRun, targets: Collection[str]) -> str:
+  """Returns the time to the target of a run, with the target if the runs have different targets."""
+  if run.target is None:
+    return "-"
+  time = time_to_target.format_time(run.target)
+  return time if len(targets) == 1 else f"{time_to_target.format_target(run.target)}: {time}"
 
 
 def _group_over_seeds(runs: Sequence[RecordedRun], metric: str) -> list[list[str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import ml_collections
 
-from vit_jax import config, evals, schema
+from vit_jax import config, schema
 from vit_jax.config import Changes, Sweep, extensions, flags
 from vit_jax.data import catalog, sources
 from vit_jax.evals import selection
@@ -164,8 +164,7 @@ def _check_decides(run: BoundRun, decide: str) -> None:
     raise ConfigError(
       f"sweep: decide is {decide!r}, which uses test images. Hold out a part of train with config.data.val"
     )
-  known = evals.list_figure_names(run.evals[name])
-  known += [f"ema_{one}" for one in known] if run.optim.ema else []
+  known = run.list_figure_names(name)
   if metric not in known:
     raise ConfigError(
       f"sweep: decide is {decide!r}, but {name!r} has no such figure.{schema.suggest_nearest(metric, known)}"

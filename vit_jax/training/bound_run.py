@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_jax import config, optim, tasks
 from vit_jax.data.bound_data import TrainData
-from vit_jax.evals import BoundEval
+from vit_jax.evals import BoundEval, list_figure_names
 from vit_jax.schema import Bound, DerivedTable, Duration
 from vit_jax.training import steps
 
@@ -68,6 +68,15 @@ class BoundRun(config.Run):
   def dtype(self) -> np.dtype:
     """Type of the model's activations."""
     return np.dtype(self.model.args["dtype"])
+
+  def list_figure_names(self, evaluation: str) -> list[str]:
+    """Returns the names of the figures of an evaluation, with those of the moving average.
+
+    Args:
+      evaluation: name of the evaluation.
+    """
+    names = list_figure_names(self.evals[evaluation])
+    return names + [f"ema_{name}" for name in names] if self.optim.ema else names
 
   @property
   def learns_classes(self) -> bool:

@@ -24,7 +24,7 @@ from vit_jax.parallel import sharding
 from vit_jax.parallel.capacity import check_batch
 from vit_jax.schema import Choice, ConfigError, Duration, bind, enter_key, format_amount, lookup, make
 from vit_jax.tasks import cost
-from vit_jax.training import steps
+from vit_jax.training import steps, time_to_target
 from vit_jax.training.bound_run import OPTIM, BoundRun
 from vit_jax.training.experiment import Eval, Experiment
 
@@ -55,7 +55,10 @@ def complete(run: Run, adopt: bool = True) -> BoundRun:
   for name, choice in add_evaluations(data, chosen).items():
     with enter_key(f"config.evals.{name}"):
       fields["evals"][name] = evals.bind_evaluation(choice, evals.REPEATED, data.preparation)
-  return BoundRun(**fields)
+  bound = BoundRun(**fields)
+  with enter_key("config.log.target"):
+    time_to_target.check_target(bound)
+  return bound
 
 
 def build(

@@ -108,6 +108,7 @@ def train(
       figures
       | {"skipped_images": session.batches.skipped}
       | describe_ranking(session, figures)
+      | session.log.describe_target()
       | collect_metadata(session, state),
     )
 

@@ -18,7 +18,7 @@ from vit_jax.evals import Outcome, metrics, selection
 from vit_jax.evals.accuracy import AccuracyDetails
 from vit_jax.parallel import hardware
 from vit_jax.runtime import print_line
-from vit_jax.training import goodput, writer
+from vit_jax.training import goodput, time_to_target, writer
 from vit_jax.training.experiment import Experiment
 
 # share of the time spent waiting for data that triggers advice, and the required number of consecutive lines
@@ -69,6 +69,7 @@ class TrainingLog:
     # {evaluation: [number of steps at which it was measured, last of these steps]}
     every = {name: each.every for name, each in experiment.evals.items()}
     self._measured = about.get("measured", selection.count_measurements(every, start))
+    self._target = time_to_target.start_record(experiment.run.log.target, about.get("target"))
     self._drawing = 0.0  # seconds
     self._problems = 0  # consecutive lines with a problem of the task; negative after the warning was printed
     self._waits = 0  # consecutive lines in which the devices waited for data; negative after the advice was printed
@@ -91,19 +92,24 @@ class TrainingLog:
   def get_progress(self, step: int) -> dict[str, Any]:
     """Returns the progress to store in a checkpoint.
 
-    The progress contains times, sums for the next line, whether all due evaluations are done, and the number of
-    measurements.
+    The progress contains times, sums for the next line, whether all due evaluations are done, the number of
+    measurements, and the time to target.
 
     Args:
       step: step of the checkpoint.
     """
     pending = {"steps": self._summed, "sums": dict(self._sums)}
     evaluated = self._evaluated == step or not self._experiment.find_due_evals(step)
-    return self.clock.get_counts() | {"pending": pending, "evaluated": evaluated, "measured": self._measured}
+    counts = self.clock.get_counts() | self.describe_target()
+    return counts | {"pending": pending, "evaluated": evaluated, "measured": self._measured}
 
   def count_measurements(self) -> dict[str, int]:
     """Returns the number of measurements of each evaluation in all attempts of the run."""
     return {name: times for name, (times, _) in self._measured.items()}
+
+  def describe_target(self) -> dict[str, Any]:
+    """Returns the entry of result.json with the target, and the step and hours at which the run reached it."""
+    return {} if self._target is None else {"target": self._target}
 
   def write_due(self, step: int) -> None:
     """Writes the means up to `step` if a line is due at this step.
@@ -194,6 +200,12 @@ class TrainingLog:
     print_line(
       f"{step:>7}  evaluated: " + "  ".join(f"{selection.format_name(name)} {figures[name]:.4f}" for name in shown)
     )
+    if self._target is not None and self._target["step"] is None:
+      self._target = time_to_target.update_record(self._target, step, figures, self.clock.train_seconds)
+      if self._target["step"] is not None:
+        print_line(
+          f"{step:>7}  reached {time_to_target.format_target(self._target)} after {self._target['hours']:,.3g} h"
+        )
 
   def begin(self, pictures: Mapping[str, bytes]) -> None:
     """Writes the config and pictures to TensorBoard if the run starts at its first step.

@@ -1,0 +1,86 @@
+"""Time to target: the step and the hours at which an evaluation of a run first reached a figure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax import config
+from vit_jax.evals import selection
+from vit_jax.evals.metrics import FALLING, is_share
+from vit_jax.schema import ConfigError, suggest_nearest
+from vit_jax.training.bound_run import BoundRun
+
+Record = dict[str, Any]  # the keys metric, value, step and hours. The last two are None until the target is reached
+
+
+def check_target(run: BoundRun) -> None:
+  """Checks that an evaluation of a run measures the figure of its target.
+
+  Args:
+    run: a bound run.
+
+  Raises:
+    ConfigError: the target is incomplete, its figure is not measured, or its value is a percentage.
+  """
+  target = run.log.target
+  if (target.metric is None) != (target.value is None):
+    key = "metric" if target.metric is None else "value"
+    raise ConfigError("missing. A target needs both metric and value", key)
+  if target.metric is None or target.value is None:
+    return
+  known = [f"{name}/{figure}" for name in run.evals for figure in run.list_figure_names(name)]
+  if selection.format_name(target.metric) not in known:
+    raise ConfigError(
+      f"the run does not measure {target.metric!r}.{suggest_nearest(selection.format_name(target.metric), known)}",
+      "metric",
+    )
+  if is_share(target.metric) and target.value > 1:
+    raise ConfigError(f"{target.value:g} is not a share. For 75 % write 0.75", "value")
+
+
+def start_record(target: config.Target, stored: Record | None) -> Record | None:
+  """Returns the record of a run at the start of an attempt, or None without a target.
+
+  Args:
+    target: the target of the run.
+    stored: the record in the checkpoint. A record of another target is ignored.
+  """
+  if target.metric is None:
+    return None
+  wanted = {"metric": selection.format_name(target.metric), "value": target.value}
+  if stored is not None and stored | wanted == stored:
+    return stored
+  return wanted | {"step": None, "hours": None}
+
+
+def update_record(record: Record, step: int, figures: Mapping[str, float], seconds: float) -> Record:
+  """Returns the record after an evaluation.
+
+  Args:
+    record: the record before.
+    step: number of completed steps.
+    figures: values by name.
+    seconds: time of training in seconds.
+  """
+  named = {selection.format_name(name): value for name, value in figures.items()}
+  value = named.get(record["metric"])
+  if record["step"] is not None or value is None or not is_reached(record["metric"], value, record["value"]):
+    return record
+  return record | {"step": step, "hours": seconds / 3600}
+
+
+def is_reached(metric: str, value: float, target: float) -> bool:
+  """Returns whether a figure is at least as good as a target. Losses and errors must fall."""
+  return value <= target if metric.endswith(FALLING) else value >= target
+
+
+def format_target(record: Mapping[str, Any]) -> str:
+  """Returns a target as text, such as "validation/top1 77.31 %"."""
+  value, metric = record["value"], record["metric"]
+  return f"{metric} {100 * value:.2f} %" if is_share(metric) else f"{metric} {value:.4f}"
+
+
+def format_time(record: Mapping[str, Any]) -> str:
+  """Returns the step and the hours of a record as text, or "not reached"."""
+  if record["step"] is None:
+    return "not reached"
+  return f"step {record['step']:,}" + (f", {record['hours']:,.3g} h" if record["hours"] is not None else "")
