@@ -28,7 +28,7 @@ setup(
   version="0.1.0",
   description="Vision Transformers in JAX: configs, exact restarts, any number of devices",
   packages=find_packages(include=["vit_jax", "vit_jax.*", "launch", "launch.*"]),
-  package_data={"launch": ["startup.sh.in"], "vit_jax": ["reports/page.html.j2"]},
+  package_data={"launch": ["startup.sh.in"], "vit_jax": ["reports/page.html.j2", "certificates/*.json"]},
   python_requires=">=3.11,<3.14",
   install_requires=[
     "jax>=0.10.2,<0.12",
