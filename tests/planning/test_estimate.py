@@ -126,10 +126,23 @@ def test_devices_wait_for_hosts_that_prepare_too_few_images(planned, host_rate):
   assert slow.cost == pytest.approx(2.0 * 4 * slow.hours) and slow.core_days == pytest.approx(slow.hours / 24 * 8)
   assert slow.images_per_second_per_chip == pytest.approx(made / 4)
   assert slow.mfu / planned.mfu == pytest.approx(planned.step_seconds / slow.pace)
-  # Evaluations wait too, and are not included in any other figure.
+  # Evaluations wait too, and are included only in the hours of the whole run.
   images = sum(each["times"] * each["images"] for each in slow.evaluations.values())
   assert slow.evaluation_hours == pytest.approx(images / made / 3600)
   assert slow.evaluation_hours > planned.evaluation_hours > 0
+  assert slow.total_hours > slow.hours + slow.evaluation_hours
+
+
+@pytest.mark.parametrize(("writing", "expected"), [(60.0, 60.0), (100.0, 100.0), (150.0, 3 * 50.0 + 150.0)])
+def test_training_waits_for_checkpoints_that_take_longer_than_their_interval(writing, expected):
+  """Four checkpoints at 100, 200, 300 and 390 seconds of training are compared with a simulation."""
+  now = done = 0.0
+  for interval in (100.0, 100.0, 100.0, 90.0):
+    now = max(now + interval, done)
+    done = now + writing
+  hours = estimate.compute_checkpoint_hours(writing, 100.0, 390.0)
+  assert hours == pytest.approx(expected / 3600)
+  assert hours * 3600 == pytest.approx(done - 390.0, abs=10.0)  # the last interval is counted as a whole one
 
 
 @pytest.mark.long

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from vit_jax.planning import tables
 from vit_jax.planning.estimate import Plan
 
@@ -38,6 +40,15 @@ def test_evaluations_are_on_a_separate_line():
   assert line == "v3-8, data=8: evaluations: 1.25 additional hours: validation 20 x 50,176 images, probes not counted"
 
 
+def test_whole_run_contains_evaluations_checkpoints_and_compilation():
+  plan = dataclasses.replace(GOOD, hours=6.2, evaluation_hours=0.25, checkpoint_hours=0.5, compile_seconds=36.0)
+  assert plan.total_hours == pytest.approx(6.96)
+  assert tables.format_plans([plan]).splitlines()[-1] == (
+    "v3-8, data=8: whole run: 6.96 hours: training 6.20, evaluations 0.25, waiting for checkpoints 0.50, "
+    "compilation 0.01"
+  )
+
+
 def test_line_contains_whether_a_plan_fits():
   limited = dataclasses.replace(GOOD, hbm_bytes=2**31, hbm_limit=2**34, limit="memory", method="roofline")
   assert tables.format_plan(limited).startswith("v3-8             data=8: fits, 2.0 of 16.0 GiB, 12.5 ms")
@@ -52,7 +63,7 @@ def test_input_bound_run_is_named_with_both_times():
   )  # fmt: skip
   assert tables.format_plan(slow).endswith("; input-bound, 50.0 ms between the starts of two steps")
   assert "input-bound" not in tables.format_plan(GOOD) + tables.format_plans([GOOD])
-  _, row, reason = tables.format_plans([slow]).splitlines()
+  _, row, _, reason = tables.format_plans([slow]).splitlines()
   assert "20,480 of 5,120/s" in row and " input " in row and " memory " not in row
   assert reason.startswith(
     "v3-8, data=8: input-bound: the chips need 20,480 images/s from each host, which prepares 5,120"

@@ -75,11 +75,11 @@ class Plan:
     device_hours: hours of training if no device had to wait for data.
     evaluations: {name: number of measurements, and number of images of each}. None if the number of images is unknown.
     evaluation_rate: images/s of all devices in evaluation, from the arithmetic of a forward pass.
-    evaluation_hours: hours of all evaluations at this rate, or at the rate of the hosts if that is lower. No other
-      figure includes them.
+    evaluation_hours: hours of all evaluations at this rate, or at the rate of the hosts if that is lower.
     core_days: TensorCore-days, the unit of published costs.
     checkpoint_bytes: size of the state of the whole run.
-    checkpoint_seconds: time to write a checkpoint.
+    checkpoint_seconds: time to write a checkpoint. Training continues meanwhile.
+    checkpoint_hours: hours in which training waits for the preceding checkpoint, see `compute_checkpoint_hours`.
     images_per_second_per_host: images/s that the input pipeline of each host must sustain to keep the devices busy.
     input_bytes_per_second_per_host: bytes/s of stored images for this rate, or None if their size is unknown.
     host_rate: images/s that a host can prepare.
@@ -124,6 +124,7 @@ class Plan:
   core_days: float = 0.0
   checkpoint_bytes: int = 0
   checkpoint_seconds: float = 0.0
+  checkpoint_hours: float = 0.0
   images_per_second_per_host: float = 0.0
   input_bytes_per_second_per_host: float | None = None
   host_rate: float = 0.0
@@ -136,6 +137,11 @@ class Plan:
   def pace(self) -> float:
     """Returns the seconds from one step to the next, as determined by the slower of devices and hosts."""
     return max(self.step_seconds, self.input_step_seconds)
+
+  @property
+  def total_hours(self) -> float:
+    """Returns the hours of the whole run: training, evaluations, waiting for checkpoints, and one compilation."""
+    return self.hours + self.evaluation_hours + self.checkpoint_hours + self.compile_seconds / 3600
 
 
 @functools.cache
@@ -378,6 +384,7 @@ def estimate_run(
   image_bytes = feed.get_image_bytes(run.data)
   hours = experiment.total * plan.pace / 3600
   measured = evaluations.list_evaluations(experiment)
+  writing = state / (plan.hosts * WRITE_RATE)
   working = plan.step_seconds - plan.shares["links"]
   forward = (
     run.batch / (working * evaluations.compute_step_share(experiment, plan.flops * plan.devices))
@@ -396,10 +403,25 @@ def estimate_run(
     evaluation_hours=evaluations.sum_hours(measured, slowest) if slowest else 0.0,
     core_days=hours / 24 * slice_.cores,
     checkpoint_bytes=state,
-    checkpoint_seconds=state / (plan.hosts * WRITE_RATE),
+    checkpoint_seconds=writing,
+    checkpoint_hours=compute_checkpoint_hours(writing, experiment.save_every * plan.pace, experiment.total * plan.pace),
     images_per_second_per_host=wanted,
     input_bytes_per_second_per_host=image_bytes and image_bytes * wanted,
     host_rate=host_rate,
     host_rate_method=method,
     cost=price and price * slice_.chips * hours,
   )
+
+
+def compute_checkpoint_hours(writing: float, interval: float, total: float) -> float:
+  """Returns the hours in which training waits for checkpoints.
+
+  A checkpoint is written while training continues. The next save waits until the preceding checkpoint is complete.
+  After the last step, training waits for the last checkpoint.
+
+  Args:
+    writing: seconds to write a checkpoint.
+    interval: seconds of training between two checkpoints.
+    total: seconds of training of the whole run.
+  """
+  return ((math.ceil(total / interval) - 1) * max(0.0, writing - interval) + writing) / 3600

@@ -11,7 +11,8 @@ step   the compiler's estimate of cycles of every operation, at the chip's clock
 parts  estimated cycles by the part of the code, with the gradients. Fused operations count for one of their parts.
 links  bytes that a device sends for collectives, in rings, at the rate of all its links, without overlap.
 MFU    the model's matrix products, forward and backward, as a share of the chip's peak, without recomputation.
-checkpoint  its size, and how long it takes to write at {WRITE_RATE / 1e9:.1f} GB/s per host.
+checkpoint  its size, and how long it takes to write at {WRITE_RATE / 1e9:.1f} GB/s per host. Training continues
+       meanwhile, and the next save waits until the checkpoint is complete.
 input  images/s that the chips need from a host, and those that it prepares: --host-rate, or a rough estimate for all
        its cores with the default number of worker processes. Reading from disks or buckets is not included.
        images/s/chip, MFU, hours and cost are those of the run, including its waiting if it is input-bound.
@@ -88,11 +89,19 @@ def _format_evaluations(plan: Plan) -> str:
   return f"evaluations: {plan.evaluation_hours:,.2f} additional hours: {', '.join(known + unknown)}"
 
 
+def _format_whole_run(plan: Plan) -> str:
+  """Returns the hours of the whole run and their parts."""
+  return (
+    f"whole run: {plan.total_hours:,.2f} hours: training {plan.hours:,.2f}, evaluations {plan.evaluation_hours:,.2f}, "
+    f"waiting for checkpoints {plan.checkpoint_hours:,.2f}, compilation {plan.compile_seconds / 3600:,.2f}"
+  )
+
+
 def format_plans(plans: Sequence[Plan]) -> str:
   """Returns a table with a row for each plan that runs, followed by notes.
 
-  The notes list collectives, parts of a step, evaluations, plans that wait for data, and the problems of plans that
-  cannot run.
+  The notes list collectives, parts of a step, evaluations, the hours of the whole run, plans that wait for data, and
+  the problems of plans that cannot run.
   """
   columns = [(heading, cell) for heading, cell in _COLUMNS if heading != "cost" or any(p.cost for p in plans)]
   rows = [[cell(plan) for _, cell in columns] for plan in plans if not plan.problem]
@@ -109,6 +118,8 @@ def format_plans(plans: Sequence[Plan]) -> str:
       lines.append(f"{plan.rented}, {plan.mesh}: parts of a step: {_format_parts(plan)}")
     if plan.evaluations:
       lines.append(f"{plan.rented}, {plan.mesh}: {_format_evaluations(plan)}")
+    if plan.hours:
+      lines.append(f"{plan.rented}, {plan.mesh}: {_format_whole_run(plan)}")
     if plan.input_bound:
       lines.append(f"{plan.rented}, {plan.mesh}: {_explain_input_bound(plan)}")
     if plan.problem:
