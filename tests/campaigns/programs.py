@@ -60,6 +60,8 @@ MODELS = {  # changes of `digits`, with settings for 32 pixels
   "EfficientNet": {"model.name": "efficientnet_b0"},
   "layer decay": {"model.name": "ViT-Ti/8", "model.depth": "2", "optim.layer_decay": "0.75", "optim.ema": "0.99"},
   "frozen": {"model.name": "ViT-Ti/8", "model.depth": "2", "optim.frozen": "['(?!head).*']"},
+  "Schedule-Free": {"optim.name": "schedule_free", "optim.schedule": "constant"},
+  "SAM": {"optim.name": "sam"},
 }
 
 
