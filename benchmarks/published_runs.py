@@ -5,8 +5,8 @@
 - big_vision, github.com/google-research/big_vision at 95ccb15 (ViT) and 2f3f493 (others): the comments of its configs.
 - github.com/sayakpaul/big_vision_experiments: an independent run of the same ViT on a v3-8.
 
-All of them keep all parameters on each device, and compute in float32. No config of big_vision sets `dtype_mm`, and
-95ccb15 has no such option. TPUs multiply float32 matrices in bfloat16 by default, but float32 activations take twice
+All of them keep all parameters on each device, and compute in float32. The models of big_vision have an option for the
+type, which no config of these runs sets. TPUs multiply float32 matrices in bfloat16 by default, but float32 activations take twice
 the memory traffic.
 """
 
@@ -155,7 +155,7 @@ def _make_big_vision(model: dict[str, Any], data: dict[str, Any], **changes: Any
 
 
 def make_vit_s16() -> BoundRun:
-  """Returns configs/vit_s16_i1k.py of big_vision, which both published runs of 90 epochs used."""
+  """Returns ViT-S/16 of big_vision, as in both published runs of 90 epochs."""
   head = {"head": {"name": "gap", "pre_logits": 384}, "position": {"name": "sincos2d"}}
   return _make_big_vision(
     {"name": "ViT-S/16", **head},
@@ -166,7 +166,7 @@ def make_vit_s16() -> BoundRun:
 
 
 def make_mixer_b16() -> BoundRun:
-  """Returns configs/mlp_mixer_i1k.py of big_vision."""
+  """Returns Mixer-B/16 of big_vision (mlp_mixer_i1k)."""
   return _make_big_vision(
     {"name": "Mixer-B/16", "stochastic_depth": 0.1},
     {"policy": dict(name="randaugment", layers=2, magnitude=15), "mixing": 0.5},
@@ -177,7 +177,7 @@ def make_mixer_b16() -> BoundRun:
 
 
 def make_r50x1() -> BoundRun:
-  """Returns configs/bit_i1k.py of big_vision with depth 50 and width 1."""
+  """Returns BiT R50x1 of big_vision (bit_i1k)."""
   return _make_big_vision(
     {"name": "R50x1"},
     {},
@@ -197,7 +197,7 @@ def _write_teacher(folder: pathlib.Path) -> str:
 
 
 def make_distilled_r50x1(folder: pathlib.Path) -> BoundRun:
-  """Returns configs/proj/distill/bit_i1k.py of big_vision.
+  """Returns the distillation of BiT R152x2 to R50x1 of big_vision (distill/bit_i1k).
 
   Args:
     folder: directory for a file of the teacher's size, 0.9 GB.
