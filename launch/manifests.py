@@ -28,7 +28,7 @@ COMPLETION = "batch.kubernetes.io/job-completion-index"  # annotation of a pod: 
 FOLDER, TPU = "vitjax-folder", "vitjax-tpu"  # annotations of `launch`
 CONTAINER = "train"
 KEPT = 86_400  # seconds for which a JobSet without machines is kept for inspection
-FATAL = (2, 44, 45)  # exit codes after which no restart helps
+FATAL = (2, 44, 45, 46)  # exit codes after which no restart helps
 FREE = (42, 143)  # exit codes of a requested stop, as in a preemption
 
 _SELECTORS = {"spot": "cloud.google.com/gke-spot", "flex-start": "cloud.google.com/gke-flex-start"}

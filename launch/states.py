@@ -314,7 +314,7 @@ class Action:
 HANG = 43
 PEER, TERMINATED = 134, 143  # exit codes that follow from the end of another process, see vit_jax/runtime/exits.py
 STOPS = {42, 130, TERMINATED}  # exit codes of a program that was asked to stop
-FATAL = (2, 44, 45)  # exit codes that every further try would repeat
+FATAL = (2, 44, 45, 46)  # exit codes that every further try would repeat
 
 # Verdicts. TROUBLE: a process has ended or is silent, and the others are waited for. FRESH: the try failed, and its
 # machines are the cause, or are gone.

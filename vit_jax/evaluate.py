@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import checkpoints, cli, config, evals, importers, runtime, schema
+from vit_jax.certificates import accuracies
 from vit_jax.checkpoints import provenance
 from vit_jax.config import flags
 from vit_jax.data import augment, catalog, outputs
@@ -41,8 +42,10 @@ from vit_jax.evals.intervals import METHODS, NONE
 from vit_jax.evals.subject import open_source
 from vit_jax.evals.table import BoundEval
 from vit_jax.importers import surgery
+from vit_jax.importers.hub import metadata
 from vit_jax.inference import stored
 from vit_jax.parallel import sharding
+from vit_jax.schema import to_plain
 from vit_jax.schema.errors import format_names
 from vit_jax.storage import files, paths
 from vit_jax.training import build, loop, run_evaluation, steps
@@ -114,6 +117,8 @@ def main(words: Sequence[str] | None = None) -> None:
     with watch.phase("evaluation"):
       measured, intervals = evaluate(experiment, state, arguments.workdir or arguments.weights, watch.poll)
     if jax.process_index() == 0:
+      for line in compare_with_published(run, arguments.weights, measured) if arguments.weights else ():
+        runtime.print_line(f"  {line}")
       write_outputs(measured, intervals, arguments.write_predictions, arguments.report)
 
 
@@ -180,6 +185,27 @@ def warn_of_normalisation(weights: str, run: BoundRun) -> None:
   wanted = stored.read_normalisation(weights, run.init.ema, run.init.prefix)
   if other := augment.find_normalisation_flags(wanted, run.data.normalisation):
     logging.warning("images for these weights are usually normalised differently from this config: %s", other)
+
+
+def compare_with_published(run: BoundRun, weights: str, measured: Mapping[str, Outcome]) -> list[str]:
+  """Returns lines that compare measured accuracies on ImageNet's validation images with the published accuracy.
+
+  Args:
+    run: the run of the config.
+    weights: path of the weights. Their name in a hub must be known from config.json, the folder or the file.
+    measured: outcomes by prefix.
+  """
+  path = paths.resolve_path(weights)
+  if run.data.name != "imagenet2012" or importers.is_workdir(path):
+    return []
+  published = accuracies.find_accuracy(metadata.list_names(path))
+  differences = published.list_differences(run.data.image_size, to_plain(run.data)["test_crop"]) if published else []
+  return [
+    f"{name}: {published.format_comparison(outcome.figures['top1'], int(outcome.figures['images']), differences)}"
+    for name, choice in run.evals.items()
+    if published and choice.name == "accuracy" and choice.data is None and choice.split == "validation"
+    for outcome in [measured["" if name == "test" else f"{name}/"]]
+  ]
 
 
 def select_evaluations(evals: Mapping[str, BoundEval], split: str | None, logits: bool) -> dict[str, BoundEval]:

@@ -112,6 +112,8 @@ def main(words: Sequence[str] | None = None) -> None:
       pictures = {} if has_state or runtime.process_index() else draw_first_batch(run, experiment.images.source)
       result = loop.train(experiment, workdir, arguments.profile, watch, weights, goodput.get_program_start(), pictures)
   cli.format_figures(result)
+  if compared := result.get("certificate", {}).get("summary"):
+    print_line(f"  {compared}")
   if chosen := selection.format_selection(result.get("selection", {})):
     print_line(f"  {chosen}")
   for line in goodput.format_summary(result["train_seconds"], result["images_per_second"]):

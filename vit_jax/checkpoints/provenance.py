@@ -63,6 +63,10 @@ def _are_texts(values: object) -> bool:
   return isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
 
 
+# Verdicts of the comparison with a published curve.
+_VERDICTS = [
+  {"step": _is_position, "verdict": str} | dict.fromkeys(("fraction", "value", "mean", "half_width"), _is_count)
+]
 # The schema of a checkpoint's metadata. Older checkpoints contain only the progress of the run.
 _COUNTS = dict.fromkeys(("images", "seconds", "train_seconds"), _is_count)
 _FORM = {
@@ -263,6 +267,7 @@ def check_metadata(about: Mapping[str, Any]) -> None:
   form = _COUNTS | (_FORM if "identity" in about else {})
   form |= {"measured": _are_measurements} if "measured" in about else {}  # absent in older checkpoints
   form |= {"target": is_target_record} if "target" in about else {}  # absent without a target
+  form |= {"verdicts": _VERDICTS} if "verdicts" in about else {}
   wrong = [name for name in form if not _has_form(about.get(name), form[name])]
   later = about["identity"] if "identity" in about and not wrong else {}
   wrong += [name for name in _LATER if name in later and not _has_form(later[name], _LATER[name])]

@@ -64,15 +64,19 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-  """Interval of the training log.
+  """The training log.
 
   Args:
     every: interval between two records of the training metrics.
     target: figure whose first occurrence is recorded.
+    certificate: comparison of the evaluations with a published training curve of the same recipe. "report" prints and
+      stores the verdicts. "stop" also ends a run that is below the published range twice in a row, with exit code 46.
+      "off" makes no comparison.
   """
 
   every: Duration = Duration("2%")
   target: Target = Target()
+  certificate: Literal["report", "stop", "off"] = "report"
 
 
 Seconds = Annotated[float, Range(0.1, 1e7)]

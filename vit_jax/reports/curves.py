@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from matplotlib.ticker import LogLocator
 
 from vit_jax.evals import selection
-from vit_jax.reports import drawing
+from vit_jax.reports import drawing, published
 from vit_jax.reports.interactive import make_interactive
 from vit_jax.reports.page import Chapter, Charts, Part
 from vit_jax.reports.recorded import RecordedRun
@@ -46,9 +46,15 @@ def make_chapter(runs: Sequence[RecordedRun]) -> Chapter:
   about = f"In {about}, solid lines show training, and dashed lines show {_find_held_out(runs)[1]}." if about else ""
   if any("shot" in panel.title and len(panel.metrics) > 1 for panel in select_panels(runs)):
     about += " For probes, dashed lines show the averaged weights."
+  bands = published.find_bands(runs)
+  if bands:
+    about += (
+      f" The grey area is the range of 99 % around the published curve of {' and '.join(b.curve for b in bands)}."
+    )
   names = [draw_legend(runs)] if len(runs) > FEW else []
-  if images := [draw_panel(runs, panel, "images") for panel in select_panels(runs)]:
+  if images := [draw_panel(runs, panel, "images", bands) for panel in select_panels(runs)]:
     parts.append(Charts("Against images seen", images + names, about))
+  parts += published.make_tables(runs)
   if hours := [draw_panel(runs, panel, "hours") for panel in select_panels(runs) if panel.title in BY_HOURS]:
     parts.append(
       Charts("Against core-hours of training", hours, "The hours do not include start, evaluations and checkpoints.")
@@ -109,17 +115,25 @@ def _make_probe_panels(names: Iterable[str]) -> list[Panel]:
   ]
 
 
-def draw_panel(runs: Sequence[RecordedRun], panel: Panel, over: str) -> str:
+def draw_panel(
+  runs: Sequence[RecordedRun], panel: Panel, over: str, bands: Sequence[published.PublishedBand] = ()
+) -> str:
   """Draws a panel as SVG. Runs without a colour are faint.
 
   Args:
     runs: the runs.
     panel: the panel.
     over: horizontal axis, "images" or "hours".
+    bands: expected ranges of metrics over images, drawn behind the curves of these metrics.
   """
   with drawing.use_style():
     figure, [axes] = drawing.make_figure(3.6, 2.5)
     scale = 100 if panel.percent else 1
+    for band in bands:
+      if band.metric in panel.metrics:
+        axes.fill_between(
+          band.images, scale * band.low, scale * band.high, color=drawing.FAINT, alpha=0.35, linewidth=0
+        )
     for number, run in list(enumerate(runs))[::-1]:
       colour = drawing.SERIES[number] if number < drawing.COLOURED else drawing.FAINT
       for metric, line in zip(panel.metrics, ("-", "--"), strict=False):

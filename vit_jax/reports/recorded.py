@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import checkpoints, config, models
+from vit_jax import checkpoints, models
 from vit_jax.checkpoints import provenance
 from vit_jax.evals import selection
 from vit_jax.inference import stored
@@ -16,6 +16,7 @@ from vit_jax.parallel import hardware
 from vit_jax.schema import ConfigError
 from vit_jax.storage import files
 from vit_jax.training import goodput, time_to_target
+from vit_jax.training.bound_run import BoundRun
 
 PLAN = "plan.json"
 LARGEST = 1e30
@@ -44,7 +45,7 @@ class RecordedRun:
 
   name: str
   workdir: pathlib.Path
-  run: config.Run
+  run: BoundRun
   rows: Sequence[Mapping[str, float]]
   result: Mapping[str, Any]
   attempts: int

@@ -18,6 +18,7 @@ from vit_jax.runtime.exits import (
   EXIT_INTERRUPTED,
   EXIT_MISSING,
   EXIT_NOT_FINITE,
+  EXIT_OFF_TRACK,
   EXIT_PEER,
   EXIT_PREEMPTED,
   EXITS,

@@ -20,6 +20,7 @@ EXIT_PREEMPTED = 42
 EXIT_HANG = 43
 EXIT_NOT_FINITE = 44
 EXIT_MISSING = 45
+EXIT_OFF_TRACK = 46
 EXIT_INTERRUPTED = 130
 EXIT_PEER = 134
 # The exit codes, in this order: meaning, and what to do. The page reference/exit-codes.md of the documentation shows
@@ -36,6 +37,9 @@ EXITS = {
   EXIT_NOT_FINITE: ("the loss, a gradient or an evaluated output is not finite; the last good checkpoint is kept",
                     "change the config"),
   EXIT_MISSING: ("the data are missing, or no checkpoint can be read", "restore them"),
+  EXIT_OFF_TRACK: ("two evaluations in a row are below the published curve, with `--config.log.certificate=stop`; the "
+                   "state is saved", "compare config and data with the recipe; `--config.log.certificate=report` "
+                   "continues"),
   EXIT_INTERRUPTED: ("Ctrl-C: the run saves between steps and ends; a second Ctrl-C ends it at once", "run the same "
                      "command again to resume"),
   EXIT_PEER: ("another process of the run died, or C++ aborted this process", "check how that process ended and read "
@@ -45,7 +49,7 @@ EXITS = {
   143: ("SIGTERM before the processes were connected", "run the same command again"),
 }  # fmt: skip
 # If one process ends with one of these codes, the others end with the same code. Otherwise they end with EXIT_PEER.
-SHARED = (EXIT_CONFIG, EXIT_PREEMPTED, EXIT_NOT_FINITE, EXIT_MISSING)
+SHARED = (EXIT_CONFIG, EXIT_PREEMPTED, EXIT_NOT_FINITE, EXIT_MISSING, EXIT_OFF_TRACK)
 
 IN_USE = "is in use by process"  # in the error of a workdir that another process holds
 

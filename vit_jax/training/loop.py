@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax import checkpoints, config, runtime
+from vit_jax import certificates, checkpoints, config, runtime
 from vit_jax.checkpoints import digests, provenance
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.data.images import ImageError
@@ -23,7 +23,7 @@ from vit_jax.runtime import print_line
 from vit_jax.schema import ConfigError, format_amount, to_plain
 from vit_jax.schema.errors import NotFiniteError
 from vit_jax.storage import files
-from vit_jax.training import goodput, steps, writer
+from vit_jax.training import comparison, goodput, steps, writer
 from vit_jax.training.experiment import Eval, Experiment
 from vit_jax.training.training_log import TrainingLog, make_not_finite_error
 
@@ -109,6 +109,7 @@ def train(
       | {"skipped_images": session.batches.skipped}
       | describe_ranking(session, figures)
       | session.log.describe_target()
+      | ({"certificate": session.certificate.to_json()} if session.certificate else {})
       | collect_metadata(session, state),
     )
 
@@ -131,6 +132,7 @@ class Session:
     frozen: {name: {path: array}} of weights that the task reads but does not train.
     frozen_digests: {key of the config: SHA-256} of these weights.
     evaluated: whether all evaluations at the first step are done.
+    certificate: comparison with a published curve, or None if there is none for this run.
     phase: the function `enter_phase`, which takes the name of a phase.
   """
 
@@ -144,7 +146,13 @@ class Session:
   frozen: dict[str, dict[str, jax.Array]]
   frozen_digests: dict[str, str]
   evaluated: bool
+  certificate: certificates.Certificate | None
   phase: Callable[..., contextlib.AbstractContextManager[None]]
+
+  @property
+  def verdicts(self) -> list[dict[str, Any]]:
+    """Verdicts of the comparison with a published curve so far."""
+    return [verdict._asdict() for verdict in self.certificate.verdicts] if self.certificate else []
 
 
 def open_session(
@@ -186,8 +194,16 @@ def open_session(
   for resource in (log, trace, batches):
     resources.callback(resource.close)
   resources.push(watch.report)
+  certificate = comparison.find_certificate(experiment.run, experiment.total, about.get("verdicts", ()))
+  if certificate:
+    print_line(certificate.format_start())
   evaluated = about.get("evaluated", True)
-  return Session(experiment, watch, timer, store, log, trace, batches, frozen, frozen_digests, evaluated, phase), state
+  return (
+    Session(
+      experiment, watch, timer, store, log, trace, batches, frozen, frozen_digests, evaluated, certificate, phase
+    ),
+    state,
+  )
 
 
 @contextlib.contextmanager
@@ -384,9 +400,31 @@ def evaluate(session: Session, due: Mapping[str, Eval], step: int, state: steps.
       raise make_not_finite_error(step, str(error), session.store) from error
     figures = outcomes.collect_figures(measured)
   session.log.write_evaluation(step, figures)  # outside of the phase, which may be interrupted
+  compare_with_published(session, step, figures)
   with session.log.phase("evaluation", step):
     session.log.draw(step, measured)
   return figures
+
+
+def compare_with_published(session: Session, step: int, figures: Mapping[str, float]) -> None:
+  """Prints whether the figures of a step are inside the published range.
+
+  A run with `config.log.certificate=stop` is asked to stop if it is below the range twice in a row.
+
+  Args:
+    session: the open run.
+    step: number of the step.
+    figures: values under their names in result.json.
+  """
+  certificate, run = session.certificate, session.experiment.run
+  verdict = certificate and certificate.add(step, figures)
+  if not certificate or not verdict:
+    return
+  print_line(f"{step:>7}  {certificate.format_verdict(verdict)}")
+  if run.log.certificate == "stop" and certificate.is_off_track and step < session.experiment.total:
+    session.watch.ask(
+      runtime.EXIT_OFF_TRACK, f"top-1 is below the published curve of {certificate.match.curve.name} twice in a row"
+    )
 
 
 def save(session: Session, step: int, state: steps.State[jax.Array]) -> None:
@@ -407,7 +445,9 @@ def save(session: Session, step: int, state: steps.State[jax.Array]) -> None:
       session.store.save(
         step,
         state,
-        describe_checkpoint(session.experiment, session.frozen_digests, step) | session.log.get_progress(step),
+        describe_checkpoint(session.experiment, session.frozen_digests, step)
+        | session.log.get_progress(step)
+        | {"verdicts": session.verdicts},
       )
 
 

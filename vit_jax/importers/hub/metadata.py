@@ -137,6 +137,18 @@ def read_hints(weights: pathlib.Path) -> Hints:
   return hints
 
 
+def list_names(weights: pathlib.Path) -> list[str]:
+  """Returns the names that weights may have in a hub: the one in config.json with its tag, the folder and the file.
+
+  Args:
+    weights: the weight file.
+  """
+  config = files.read_json(weights.with_name(SIDECARS[0])) or {}
+  pretrained = config.get("pretrained_cfg")
+  tag = pretrained.get("tag") if isinstance(pretrained, dict) else None
+  return [f"{config.get('architecture')}.{tag}", weights.parent.name, weights.stem, weights.name]
+
+
 def parse_own_hints(values: object) -> Hints:
   """Returns the hints of the JSON values that this project writes: the description of the model and image metadata.
 

@@ -1,0 +1,95 @@
+"""Measures how often the check of training curves is wrong: python -m benchmarks.certificates
+
+False alarms: each published seed is compared with the band of the other seeds of its setting, at the milestones.
+Misses: the seeds of each setting are compared with the bands of the other settings. A miss is a run with other
+settings that has only verdicts "on track" up to 10 % of its steps.
+
+The settings 1 and 3 of AlgoPerf differ in the label smoothing only, which changes the accuracy later.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax import certificates
+from vit_jax.certificates import Curve
+
+EARLY = 0.1  # fraction of the schedule by which a wrong run must be found
+
+
+def judge_seed(curve: Curve, fractions: np.ndarray, values: np.ndarray, until: float = 1.0) -> list[str]:
+  """Returns the verdicts of a run at the milestones.
+
+  Args:
+    curve: the curve.
+    fractions: fractions of the schedule at which the run was evaluated (F,), ascending.
+    values: top-1 of the run as shares (F,).
+    until: last fraction.
+  """
+  verdicts = []
+  for milestone in (each for each in certificates.MILESTONES if each <= until):
+    at = int(np.searchsorted(fractions, milestone - 1e-9))
+    if at < len(fractions) and (band := curve.compute_band(fractions[at])):
+      verdicts.append(certificates.judge(values[at], band))
+  return verdicts
+
+
+def measure_false_alarms(curves: Sequence[Curve]) -> tuple[int, int, int]:
+  """Compares each seed with the band of the other seeds.
+
+  Args:
+    curves: curves with several seeds.
+
+  Returns:
+    (verdicts that are not "on track", all verdicts, seeds that are "below" twice in a row).
+  """
+  wrong = count = stopped = 0
+  for curve in curves:
+    for index, seed in enumerate(curve.seeds):
+      verdicts = judge_seed(curve.without_seed(index), curve.fractions, seed)
+      wrong += sum(verdict != certificates.ON_TRACK for verdict in verdicts)
+      count += len(verdicts)
+      stopped += (certificates.BELOW, certificates.BELOW) in itertools.pairwise(verdicts)
+  return wrong, count, stopped
+
+
+def measure_misses(curves: Sequence[Curve], until: float = EARLY) -> dict[tuple[str, str], tuple[int, int]]:
+  """Compares the seeds of each curve with the band of each other curve.
+
+  Args:
+    curves: curves of the same source.
+    until: last fraction of the schedule.
+
+  Returns:
+    Maps (name of the band's curve, name of the other curve) to (missed seeds, seeds).
+  """
+  missed = {}
+  for band, other in itertools.permutations(curves, 2):
+    found = [judge_seed(band, other.fractions, seed, until) for seed in other.seeds]
+    missed[band.name, other.name] = (sum(set(each) == {certificates.ON_TRACK} for each in found), len(found))
+  return missed
+
+
+def main() -> None:
+  """Prints the rates of false alarms and misses."""
+  curves = certificates.list_curves()
+  for source in dict.fromkeys(curve.source for curve in curves):
+    own = [curve for curve in curves if curve.source == source]
+    print(source)
+    repeated = [curve for curve in own if len(curve.seeds) > 1]
+    if repeated:
+      wrong, count, stopped = measure_false_alarms(repeated)
+      seeds = sum(len(curve.seeds) for curve in repeated)
+      print(f"  false alarms  {wrong} of {count} verdicts; {stopped} of {seeds} runs below twice in a row")
+    for until in (EARLY, 1.0):
+      missed = {pair: each for pair, each in measure_misses(own, until).items() if each[0]}
+      of = sum(len(other.seeds) for _, other in itertools.permutations(own, 2))
+      if of:
+        print(f"  missed by {until:4.0%}  {sum(each for each, _ in missed.values())} of {of} runs with other settings")
+      for (band, other), (some, seeds) in missed.items():
+        print(f"    {other} compared with {band}: {some} of {seeds}")
+
+
+if __name__ == "__main__":
+  main()

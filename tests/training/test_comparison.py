@@ -1,0 +1,95 @@
+"""vit_jax/training/comparison.py and the loop: verdicts during a run, the stop, restarts, and broken runs."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax import certificates, runtime, train
+from vit_jax.certificates import curves
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.data import digits
+from vit_jax.schema import to_plain
+from vit_jax.training import loop
+
+STEPS = 12
+
+
+def publish(run, level, monkeypatch):
+  """Publishes a curve of a run with three seeds and an accuracy of about `level` at each fraction."""
+  fractions = np.array([0.0, 1.0])
+  seeds = np.clip(level + np.array([[-0.01], [0.0], [0.01]]) * np.ones(2), 0, 1)
+  spread = curves.Spread(fractions, seeds.var(0, ddof=1)[None], np.array([2]))
+  groups = {key: to_plain(run)[key] for key in ("model", "data", "optim", "task", "total", "batch")}
+  curve = certificates.Curve("recipe", "address", "three seeds", groups, "test", fractions, seeds, spread, 0)
+  monkeypatch.setattr(certificates, "list_curves", lambda: (curve,))
+
+
+def records(workdir):
+  return [line for line in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())]
+
+
+@pytest.fixture(scope="module")
+def parts():
+  return runs.parts(1, evals__test__every="1")
+
+
+def with_certificate(parts, mode):
+  return dataclasses.replace(
+    parts, run=dataclasses.replace(parts.run, log=dataclasses.replace(parts.run.log, certificate=mode))
+  )
+
+
+@pytest.mark.heavy
+def test_run_below_the_curve_stops_with_46_after_its_second_verdict_and_continues_with_report(
+  parts, tmp_path, monkeypatch, capsys
+):
+  publish(parts.run, 0.9, monkeypatch)
+  whole = loop.train(with_certificate(parts, "report"), tmp_path / "whole")
+  capsys.readouterr()
+  with pytest.raises(runtime.Stop) as stopped:
+    loop.train(with_certificate(parts, "stop"), tmp_path / "stopped")
+  assert stopped.value.code == runtime.EXIT_OFF_TRACK == 46
+  assert "is below the published curve of recipe twice in a row. Step 2 is saved" in str(stopped.value)
+  text = capsys.readouterr().out
+  assert "compared with recipe: three seeds (address)" in text
+  assert text.count("(3 seeds): below") == 2 and "8.33 %: top-1 " in text
+  continued = loop.train(with_certificate(parts, "report"), tmp_path / "stopped")
+  assert continued["certificate"] == whole["certificate"]
+  assert continued["weights_sha256"] == whole["weights_sha256"]
+  verdicts = whole["certificate"]["verdicts"]
+  assert [each["step"] for each in verdicts] == [1, 2, 3, 6, 9, 11, 12]  # the milestones of 12 steps
+  figures = {line["step"]: line["test/top1"] for line in records(tmp_path / "whole") if "test/top1" in line}
+  assert all(each["value"] == figures[each["step"]] for each in verdicts)
+  assert {each["verdict"] for each in verdicts} == {"below"}
+
+
+@pytest.mark.heavy
+def test_runs_on_track_or_with_another_config_do_not_stop(parts, tmp_path, monkeypatch, capsys):
+  publish(parts.run, 0.1, monkeypatch)
+  result = loop.train(with_certificate(parts, "stop"), tmp_path / "a")
+  assert result["certificate"]["verdicts"] and "on track" in result["certificate"]["summary"]
+  publish(runs.run(optim__lr=1e-3, evals__test__every="1"), 0.9, monkeypatch)
+  capsys.readouterr()
+  result = loop.train(with_certificate(parts, "stop"), tmp_path / "b")
+  assert result["certificate"]["verdicts"] == [] and "optim.lr: 0.001 -> 0.003" in result["certificate"]["refused"]
+  assert "not compared with the published curve of recipe: the config differs in optim.lr" in capsys.readouterr().out
+  assert "certificate" not in loop.train(with_certificate(parts, "off"), tmp_path / "c")
+
+
+@pytest.mark.heavy
+def test_summary_is_printed_at_the_end(tmp_path, monkeypatch, capsys):
+  words = [f"--config.{key}={value}" for key, value in (runs.SMALL | {"total": "3"}).items()]
+  publish(runs.run(total="3"), 0.1, monkeypatch)
+  train.main(["--config=configs/digits.py", f"--workdir={tmp_path}", "--no-report", *words])
+  assert "  Compared with the published curve of recipe: on track at 100 % of the schedule.\n" in capsys.readouterr().out
+
+
+BROKEN = {
+  "ten times the learning rate": {"optim.lr": "3e-2"},
+  "a tenth of the learning rate": {"optim.lr": "3e-4"},
+  "no warm-up and no clipping": {"optim.warmup": "0", "optim.lr": "1e-2", "optim.clip": "None"},
+  "labels shifted by one": {},
+}

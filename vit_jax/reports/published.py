@@ -1,0 +1,89 @@
+"""Comparison of recorded runs with published training curves: the band behind a curve, and a table of verdicts."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax import certificates
+from vit_jax.evals import selection
+from vit_jax.reports.page import Table
+from vit_jax.reports.recorded import RecordedRun
+from vit_jax.training import comparison
+
+
+class PublishedBand(NamedTuple):
+  """The expected range of a metric at N numbers of images seen.
+
+  Attributes:
+    metric: name of the metric in metrics.jsonl.
+    curve: name of the published curve.
+    images: images seen (N,).
+    low: lower ends of the range, as shares (N,).
+    high: upper ends of the range, as shares (N,).
+  """
+
+  metric: str
+  curve: str
+  images: np.ndarray
+  low: np.ndarray
+  high: np.ndarray
+
+
+def find_certificate(run: RecordedRun) -> certificates.Certificate | None:
+  """Returns the comparison of all recorded evaluations with the published curve, or None if there is no such curve.
+
+  Args:
+    run: a run, finished or not.
+  """
+  if run.total is None:
+    return None
+  certificate = comparison.find_certificate(run.run, run.total)
+  if certificate:
+    for row in run.rows:
+      certificate.add(int(row["step"]), {name.removeprefix(f"{selection.TEST}/"): each for name, each in row.items()})
+  return certificate
+
+
+def find_bands(runs: Sequence[RecordedRun]) -> list[PublishedBand]:
+  """Returns the bands of the runs, each band once.
+
+  Args:
+    runs: the runs.
+  """
+  bands = {}
+  for run in runs:
+    certificate = find_certificate(run)
+    if certificate and not certificate.reason and run.total:
+      match = certificate.match
+      shares = match.curve.fractions
+      each = [match.curve.compute_band(float(share), bool(match.widened)) for share in shares]
+      ends = np.array([(band.low, band.high) for band in each if band])
+      images = shares * run.total * run.run.batch
+      name = selection.format_name(certificate.figure)
+      bands[match.curve.name, run.total] = PublishedBand(name, match.curve.name, images, *ends.T)
+  return list(bands.values())
+
+
+def make_tables(runs: Sequence[RecordedRun]) -> list[Table]:
+  """Returns a table of verdicts for each run that was compared with a published curve.
+
+  Args:
+    runs: the runs.
+  """
+  tables = []
+  for run in runs:
+    certificate = find_certificate(run)
+    if certificate and certificate.verdicts:
+      title = f"{run.name} and the published curve of {certificate.match.curve.name}"
+      rows = [
+        [
+          f"{100 * each.fraction:.3g} %",
+          f"{100 * each.value:.2f}",
+          f"{100 * each.mean:.2f} ± {100 * each.half_width:.2f}",
+          each.verdict,
+        ]
+        for each in certificate.verdicts
+      ]
+      tables.append(Table(title, ["schedule", "top-1, %", "published, %", "verdict"], rows, certificate.format_start()))
+  return tables

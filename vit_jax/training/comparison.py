@@ -1,0 +1,32 @@
+"""Comparison of a run with the published curve of its recipe."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax import certificates, config
+from vit_jax.schema import to_plain
+from vit_jax.training import build
+from vit_jax.training.bound_run import BoundRun
+
+
+def find_certificate(
+  run: BoundRun, total: int, verdicts: Sequence[Mapping[str, Any]] = ()
+) -> certificates.Certificate | None:
+  """Returns the comparison of a run with the published curve of its recipe.
+
+  Args:
+    run: a completed run.
+    total: number of steps of the run.
+    verdicts: verdicts so far, from a checkpoint of the run.
+
+  Returns:
+    The comparison, or None if no curve was published for this model and dataset, or if `log.certificate` is "off".
+  """
+  if run.log.certificate == "off":
+    return None
+  match = certificates.find_match(to_plain(run), certificates.list_curves(), _complete)
+  return match and certificates.Certificate(match, total, verdicts)
+
+
+def _complete(groups: Mapping[str, Any]) -> Mapping[str, Any]:
+  return to_plain(build.complete(config.resolve(config.recipe(**groups)), adopt=False))
