@@ -7,6 +7,7 @@ settings that has only verdicts "on track" up to 10 % of its steps.
 The settings 1 and 3 of AlgoPerf differ in the label smoothing only, which changes the accuracy later.
 """
 
+import argparse
 import itertools
 from collections.abc import Sequence
 
@@ -73,6 +74,7 @@ def measure_misses(curves: Sequence[Curve], until: float = EARLY) -> dict[tuple[
 
 def main() -> None:
   """Prints the rates of false alarms and misses."""
+  argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
   curves = certificates.list_curves()
   for source in dict.fromkeys(curve.source for curve in curves):
     own = [curve for curve in curves if curve.source == source]

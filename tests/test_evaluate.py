@@ -16,7 +16,7 @@ from vit_jax import config, evaluate
 from vit_jax.config import flags
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import catalog, pseudo_labels
-from vit_jax.evals import BoundEval
+from vit_jax.evals import BoundEval, Outcome
 from vit_jax.inference import stored
 from vit_jax.schema import ConfigError
 from vit_jax.training import build, loop
@@ -141,6 +141,24 @@ def test_workdir_with_an_invalid_config_is_an_error(tmp_path, text):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+  ("weights", "changes", "words"),
+  [
+    ("deit_small_patch16_224.fb_in1k.safetensors", {}, "validation: top-1 79.80 %, published 79.8"),
+    ("deit_small_patch16_224.fb_in1k/model.safetensors", {}, ": as published"),
+    ("deit_small_patch16_224.fb_in1k.safetensors", {"data.image_size": "256"}, "image size 256 instead of 224"),
+    ("deit_small_patch16_224.fb_in1k.safetensors", {"evals.validation.split": "validation[:10%]"}, None),
+    ("other.safetensors", {}, None),
+  ],
+)
+def test_accuracy_of_known_weights_is_compared_with_the_published_accuracy(tmp_path, weights, changes, words):
+  changes = {"data.test_crop.ratio": "0.9"} | changes
+  run = build.complete(config.resolve(flags.load_config(str(runs.ROOT / "configs/deit.py:S"), changes)))
+  measured = dict.fromkeys(("validation/", "real/", "v2/"), Outcome({"top1": 0.798, "images": 50_000}, None))
+  lines = evaluate.compare_with_published(run, str(tmp_path / weights), measured)
+  assert len(lines) == (words is not None) and all(words in line for line in lines)
+
+
 def test_weights_are_evaluated_with_a_recipe_that_requires_weights(trained):
   words = ["--config=configs/finetune.py:digits", f"--weights={trained}", "--split=test[:64]"]
   changes = ["--config.model.depth=1", "--config.model.width=16", "--config.model.heads=1", "--config.model.hidden=16"]

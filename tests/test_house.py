@@ -17,7 +17,7 @@ VERBS = {"train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", 
 # A room is a folder or module at the top level. It imports only rooms on lower floors.
 FLOORS = (
   {"schema", "rng", "trees", "shapes", "platforms", "resources"},
-  {"storage", "optim", "losses", "__main__"},
+  {"storage", "optim", "losses", "certificates", "__main__"},
   {"config"},
   {"parallel", "runtime"},
   {"data", "models"},

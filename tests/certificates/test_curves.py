@@ -109,7 +109,8 @@ def test_digits_seeds_pass():
   assert wrong <= 1 and count == 5 * 8 and stopped == 0
 
 
-def test_campaign_prints_rates(capsys):
+def test_campaign_prints_rates(capsys, monkeypatch):
+  monkeypatch.setattr("sys.argv", ["certificates"])
   rates.main()
   text = capsys.readouterr().out
   assert "false alarms" in text and "runs below twice in a row" in text and "configs/algoperf_vit.py:3" in text

@@ -9,8 +9,6 @@ import pytest
 from tests import runs
 from vit_jax import certificates, runtime, train
 from vit_jax.certificates import curves
-from vit_jax.corpora.builders import prepare_dataset
-from vit_jax.data import digits
 from vit_jax.schema import to_plain
 from vit_jax.training import loop
 
@@ -28,7 +26,7 @@ def publish(run, level, monkeypatch):
 
 
 def records(workdir):
-  return [line for line in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())]
+  return list(map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines()))
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +41,7 @@ def with_certificate(parts, mode):
 
 
 @pytest.mark.heavy
-def test_run_below_the_curve_stops_with_46_after_its_second_verdict_and_continues_with_report(
-  parts, tmp_path, monkeypatch, capsys
-):
+def test_run_below_the_curve_stops_with_46_and_continues_with_report(parts, tmp_path, monkeypatch, capsys):
   publish(parts.run, 0.9, monkeypatch)
   whole = loop.train(with_certificate(parts, "report"), tmp_path / "whole")
   capsys.readouterr()
@@ -84,7 +80,9 @@ def test_summary_is_printed_at_the_end(tmp_path, monkeypatch, capsys):
   words = [f"--config.{key}={value}" for key, value in (runs.SMALL | {"total": "3"}).items()]
   publish(runs.run(total="3"), 0.1, monkeypatch)
   train.main(["--config=configs/digits.py", f"--workdir={tmp_path}", "--no-report", *words])
-  assert "  Compared with the published curve of recipe: on track at 100 % of the schedule.\n" in capsys.readouterr().out
+  assert (
+    "  Compared with the published curve of recipe: on track at 100 % of the schedule.\n" in capsys.readouterr().out
+  )
 
 
 BROKEN = {

@@ -6,17 +6,3 @@ The JSON files contain the curves with their sources. `benchmarks/published_curv
 from vit_jax.certificates.curves import Band, Curve, list_curves
 from vit_jax.certificates.matching import Match, find_match
 from vit_jax.certificates.verdicts import BELOW, MILESTONES, ON_TRACK, Certificate, Verdict, judge
-
-__all__ = [
-  "BELOW",
-  "MILESTONES",
-  "ON_TRACK",
-  "Band",
-  "Certificate",
-  "Curve",
-  "Match",
-  "Verdict",
-  "find_match",
-  "judge",
-  "list_curves",
-]

@@ -64,7 +64,7 @@ def find_match(
     complete: returns the completed form of a plain config with all defaults.
 
   Returns:
-    The match, or None if there is no curve for this model, dataset and task.
+    The match, or None if no curve has this model, dataset and task.
   """
   matches = []
   for curve in curves:

@@ -80,7 +80,7 @@ class Certificate:
       figures: values under their names in result.json.
 
     Returns:
-      The verdict, or None if there is nothing to compare.
+      The verdict, or None if this evaluation is not compared.
     """
     if self.reason or self.figure not in figures:
       return None
@@ -115,7 +115,7 @@ class Certificate:
     )
 
   def format_summary(self) -> str:
-    """Returns the verdicts of the whole run as a sentence, or "" if there are none."""
+    """Returns the verdicts of the whole run as a sentence, or "" before the first verdict."""
     found: dict[str, list[str]] = {}
     for each in self.verdicts:
       found.setdefault(each.verdict, []).append(format_percent(each.fraction))

@@ -17,7 +17,7 @@ def find_certificate(
   Args:
     run: a completed run.
     total: number of steps of the run.
-    verdicts: verdicts so far, from a checkpoint of the run.
+    verdicts: verdicts so far, from a checkpoint of the run. They are dropped if the run is no longer comparable.
 
   Returns:
     The comparison, or None if no curve was published for this model and dataset, or if `log.certificate` is "off".
@@ -25,7 +25,7 @@ def find_certificate(
   if run.log.certificate == "off":
     return None
   match = certificates.find_match(to_plain(run), certificates.list_curves(), _complete)
-  return match and certificates.Certificate(match, total, verdicts)
+  return match and certificates.Certificate(match, total, () if match.explain_refusal() else verdicts)
 
 
 def _complete(groups: Mapping[str, Any]) -> Mapping[str, Any]:

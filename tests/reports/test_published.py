@@ -1,0 +1,58 @@
+"""vit_jax/reports/published.py: the band behind a curve and the table of verdicts."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from tests.reports import workdirs
+from tests.training.test_comparison import publish
+from vit_jax.reports import curves, published, recorded
+
+
+def read(folder, name="a", **changes):
+  return recorded.read_run(workdirs.run(folder / name, **changes), name)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+  made = read(tmp_path)
+  publish(made.run, 0.8, monkeypatch)
+  more = [{"step": 3, "test/top1": 0.8}, {"step": 6, "test/top1": 0.1}]
+  return dataclasses.replace(made, rows=sorted([*made.rows, *more], key=lambda row: row["step"]))
+
+
+def test_verdicts_of_recorded_evaluations(run):
+  verdicts = published.find_certificate(run).verdicts
+  assert [(each.step, each.verdict) for each in verdicts] == [(3, "on track"), (6, "below"), (12, "on track")]
+  (table,) = published.make_tables([run])
+  assert table.title == "a and the published curve of recipe"
+  assert [(row[0], row[1], row[3]) for row in table.rows] == [
+    ("25 %", "80.00", "on track"), ("50 %", "10.00", "below"), ("100 %", "90.00", "on track"),
+  ]  # fmt: skip
+  assert all(re.fullmatch(r"80\.00 ± \d+\.\d\d", row[2]) for row in table.rows)
+
+
+def test_band_is_drawn_once_behind_the_accuracy_over_images(run):
+  (band,) = published.find_bands([run, run])
+  np.testing.assert_array_equal(band.images, [0, 12 * 16])
+  expected = published.find_certificate(run).match.curve.compute_band(1.0)
+  assert (band.low[1], band.high[1]) == (expected.low, expected.high)
+  chapter = curves.make_chapter([run])
+  plain = curves.make_chapter([dataclasses.replace(run, run=with_certificate(run.run, "off"))])
+  changed = [a != b for a, b in zip(chapter.parts[0].svgs, plain.parts[0].svgs, strict=True)]
+  titles = [panel.title for panel in curves.select_panels([run])]
+  assert [title for title, other in zip(titles, changed, strict=True) if other] == ["top-1"]
+  assert "The grey area is the range of 99 % around the published curve of recipe." in chapter.parts[0].about
+  assert "grey area" not in plain.parts[0].about
+
+
+def with_certificate(run, mode):
+  return dataclasses.replace(run, log=dataclasses.replace(run.log, certificate=mode))
+
+
+def test_run_with_another_config_has_a_note_but_no_band(tmp_path, run):
+  other = read(tmp_path, "other", optim__lr=1e-3)
+  assert published.find_bands([other]) == [] and published.make_tables([other]) == []
+  assert "optim.lr" in published.find_certificate(other).reason
