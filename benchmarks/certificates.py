@@ -7,13 +7,12 @@ settings that has only verdicts "on track" up to 10 % of its steps.
 The settings 1 and 3 of AlgoPerf differ in the label smoothing only, which changes the accuracy later.
 """
 
-import argparse
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax import certificates
+from vit_jax import certificates, cli
 from vit_jax.certificates import Curve
 
 EARLY = 0.1  # fraction of the schedule by which a wrong run must be found
@@ -74,7 +73,7 @@ def measure_misses(curves: Sequence[Curve], until: float = EARLY) -> dict[tuple[
 
 def main() -> None:
   """Prints the rates of false alarms and misses."""
-  argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+  cli.Parser("benchmarks.certificates", __doc__).parse_args()
   curves = certificates.list_curves()
   for source in dict.fromkeys(curve.source for curve in curves):
     own = [curve for curve in curves if curve.source == source]
@@ -94,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  main()
+  cli.run_verb(main)

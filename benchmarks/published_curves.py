@@ -9,7 +9,6 @@ Each file contains curves, their sources, and the groups of the recipe that dete
 with the recipes.
 """
 
-import argparse
 import collections
 import csv
 import json
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import models
+from vit_jax import cli, models
 from vit_jax.certificates.matching import GROUPS
 from vit_jax.config import flags
 from vit_jax.storage import files
@@ -205,7 +204,7 @@ def write_curves(name: str, content: Mapping[str, Any]) -> None:
 
 def main() -> None:
   """Writes the files of the given sources."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = cli.Parser("benchmarks.published_curves", __doc__)
   parser.add_argument("--curves", type=pathlib.Path, help="directory with the tables of AlgoPerf and DeiT III")
   parser.add_argument("--digits", type=pathlib.Path, help="directory with the workdirs of five seeds")
   parser.add_argument("--timm", type=pathlib.Path, help="table of accuracies of timm")
@@ -221,4 +220,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  main()
+  cli.run_verb(main)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 
 import numpy as np
 import pytest
@@ -88,6 +89,45 @@ def test_summary_is_printed_at_the_end(tmp_path, monkeypatch, capsys):
 BROKEN = {
   "ten times the learning rate": {"optim.lr": "3e-2"},
   "a tenth of the learning rate": {"optim.lr": "3e-4"},
-  "no warm-up and no clipping": {"optim.warmup": "0", "optim.lr": "1e-2", "optim.clip": "None"},
+  "no augmentation": {"data.warp.name": "none"},
   "labels shifted by one": {},
 }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_run_of_digits_is_found_by_10_percent(tmp_path, monkeypatch, name):
+  """The config is that of the recipe, so the verdicts are not refused. The fault is in the code or in the data."""
+  data = tmp_path / "data"
+  if "labels" in name:
+    shift_labels(monkeypatch)
+  prepare_dataset("digits", str(data))
+  flags = {"evals.test.every": "1ep", "data.path": str(data), "total": "30ep"} | BROKEN[name]
+  words = [f"--config.{key}={value}" for key, value in flags.items()]
+  started = runs.command("train", "--config=configs/digits.py", f"--workdir={tmp_path / 'run'}", *words)
+  curve = next(curve for curve in certificates.list_curves() if curve.name == "configs/digits.py")
+  try:
+    values = wait_for_accuracies(tmp_path / "run" / "metrics.jsonl", 0.1 * 674)
+  finally:
+    started.kill()
+    started.communicate()
+  verdicts = {step: certificates.judge(value, curve.compute_band(step / 674)) for step, value in values.items()}
+  assert set(verdicts.values()) != {"on track"}, values
+
+
+def shift_labels(monkeypatch):
+  """Adds one to the labels of the training images of `digits`."""
+  examples = digits.examples()
+  shifted = [example | {"label": (example["label"] + 1) % 10} for example in examples["train"]]
+  monkeypatch.setattr(digits, "examples", lambda: examples | {"train": shifted})
+
+
+def wait_for_accuracies(file, last):
+  """Returns {step: top-1} of the evaluations up to a step, as soon as a later step is recorded."""
+  deadline = time.monotonic() + 240
+  while time.monotonic() < deadline:
+    rows = records(file.parent) if file.exists() else []
+    if any(row["step"] > last for row in rows):
+      return {row["step"]: row["test/top1"] for row in rows if "test/top1" in row and row["step"] <= last}
+    time.sleep(0.5)
+  raise AssertionError(f"no step after {last} was recorded in {file}")
