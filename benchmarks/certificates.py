@@ -15,6 +15,7 @@ import numpy as np
 from vit_jax import certificates, cli
 from vit_jax.certificates import Curve
 
+LISTED = 10  # maximum number of missed pairs that are listed
 EARLY = 0.1  # fraction of the schedule by which a wrong run must be found
 
 
@@ -88,7 +89,7 @@ def main() -> None:
       of = sum(len(other.seeds) for _, other in itertools.permutations(own, 2))
       if of:
         print(f"  missed by {until:4.0%}  {sum(each for each, _ in missed.values())} of {of} runs with other settings")
-      for (band, other), (some, seeds) in missed.items():
+      for (band, other), (some, seeds) in missed.items() if len(missed) <= LISTED else ():
         print(f"    {other} compared with {band}: {some} of {seeds}")
 
 

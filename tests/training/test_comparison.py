@@ -10,6 +10,8 @@ import pytest
 from tests import runs
 from vit_jax import certificates, runtime, train
 from vit_jax.certificates import curves
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.data import digits
 from vit_jax.schema import to_plain
 from vit_jax.training import loop
 
@@ -102,9 +104,11 @@ def test_broken_run_of_digits_is_found_by_10_percent(tmp_path, monkeypatch, name
   if "labels" in name:
     shift_labels(monkeypatch)
   prepare_dataset("digits", str(data))
-  flags = {"evals.test.every": "1ep", "data.path": str(data), "total": "30ep"} | BROKEN[name]
+  flags = {"evals.test.every": "1ep", "total": "30ep"} | BROKEN[name]
   words = [f"--config.{key}={value}" for key, value in flags.items()]
-  started = runs.command("train", "--config=configs/digits.py", f"--workdir={tmp_path / 'run'}", *words)
+  started = runs.command(
+    "train", "--config=configs/digits.py", f"--workdir={tmp_path / 'run'}", *words, TFDS_DATA_DIR=str(data)
+  )
   curve = next(curve for curve in certificates.list_curves() if curve.name == "configs/digits.py")
   try:
     values = wait_for_accuracies(tmp_path / "run" / "metrics.jsonl", 0.1 * 674)
