@@ -52,7 +52,7 @@ def test_run_prints_progress_and_writes_its_figures(whole):
   assert figures | {
       "top1", "top5", "loss", "mean_per_class", "calibration_error", "seed", "steps", "train_seconds",
       "images_per_second", "goodput", "config_sha256", "weights_sha256", "packages", "images", "skipped_images",
-      "intervals", "selection",
+      "certificate", "intervals", "selection",
   } == result.keys()  # fmt: skip
   assert (result["steps"], result["seed"], result["images"]) == (12, 0, 360)
   assert result["recall_weighted"] == pytest.approx(result["top1"], abs=1e-12)
