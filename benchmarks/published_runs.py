@@ -6,8 +6,8 @@
 - github.com/sayakpaul/big_vision_experiments: an independent run of the same ViT on a v3-8.
 
 All of them keep all parameters on each device, and compute in float32. The models of big_vision have an option for the
-type, which no config of these runs sets. TPUs multiply float32 matrices in bfloat16 by default, but float32 activations take twice
-the memory traffic.
+type, which no config of these runs sets. TPUs multiply float32 matrices in bfloat16 by default, but float32 activations
+need more memory traffic.
 """
 
 import functools
