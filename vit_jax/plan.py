@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from vit_jax import cli, config, models, schema
+from vit_jax import cli, config, models, runtime, schema
 from vit_jax.config import flags
 from vit_jax.data import catalog
 from vit_jax.models import overview
@@ -47,7 +47,11 @@ def main(words: Sequence[str] | None = None) -> None:
   args, slices, run = parse_flags(words)
   plans = []
   kernels = schema.flatten_choices(run.model.args).get("attention") == "fused"
-  with Progress().print_regularly(INTERVAL) as progress, estimate.use_tpu_compiler(kernels) as schedules:
+  with (
+    runtime.end_on_stop_signals(estimate.delete_schedules),
+    Progress().print_regularly(INTERVAL) as progress,
+    estimate.use_tpu_compiler(kernels) as schedules,
+  ):
     progress.start(f"{run.model.name}: counting the parameters")
     print_model(run, args.parameters)
     make_plan = functools.partial(

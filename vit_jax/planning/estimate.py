@@ -150,6 +150,11 @@ def _make_schedule_directory() -> tempfile.TemporaryDirectory[str]:
   return tempfile.TemporaryDirectory(prefix="vit_jax_plan_")
 
 
+def delete_schedules() -> None:
+  """Deletes the directory of kernel schedules, for a program that ends without the exit of Python."""
+  _make_schedule_directory().cleanup()
+
+
 @contextlib.contextmanager
 def use_tpu_compiler(kernels: bool) -> Iterator[pathlib.Path]:
   """Makes the TPU compiler usable inside a `with` block. JAX runs on the CPU, so that no device is touched.

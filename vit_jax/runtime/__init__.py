@@ -26,6 +26,7 @@ from vit_jax.runtime.exits import (
   Stop,
   describe_exit,
 )
+from vit_jax.runtime.interruption import end_on_stop_signals
 from vit_jax.runtime.lifecycle import join_processes
 from vit_jax.runtime.processes import check_devices, start
 from vit_jax.runtime.watch import Preempted, Watch, convert_stop_signals
