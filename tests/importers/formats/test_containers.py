@@ -160,6 +160,11 @@ def test_damaged_file_is_an_error(tmp_path, name, data):
     ("run", r"no file .*run'\. Did you mean '.*runs'"),
     ("code.npz", r"no file .*code\.npz'\. Allowed: "),
     ("data", r"no file .*data'\. Allowed: "),
+    (
+      "dinov2_vitg14_reg4_pretrain.pth",
+      r"no file .*pth'\. Download it from https://dl\.fbaipublicfiles\.com/dinov2/dinov2_vitg14/"
+      r"dinov2_vitg14_reg4_pretrain\.pth, or correct the path$",
+    ),
   ],
 )
 def test_missing_files_and_other_formats_are_errors_with_suggestions(tmp_path, name, message):

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.importers.formats import content, members, safetensors_files, torch_files
+from vit_jax.importers.formats.addresses import find_address
 from vit_jax.importers.formats.content import AGAIN, READ
 from vit_jax.importers.formats.lazy_tensors import (
   Tensor,
@@ -98,6 +99,8 @@ def _describe_missing(path: pathlib.Path) -> str:
       else "Name a file of weights or a workdir"
     )
     return f"no weights in the folder {str(path)!r}. Expected checkpoints/ (a workdir) or model.safetensors. {has}"
+  if address := find_address(path.name):
+    return f"no file {str(path)!r}. Download it from {address}, or correct the path"
   near = difflib.get_close_matches(path.name, candidates, n=1)
   advice = f"Did you mean {str(path.parent / near[0])!r}?" if near else f"Allowed: {', '.join(READ)}, or a workdir"
   return f"no file {str(path)!r}. {advice}"
