@@ -151,6 +151,14 @@ def test_corpus_accepts_the_keys_of_every_reader():
     assert chosen.keys() == {"name", *keys}
 
 
+def test_check_fails_for_a_folder_that_no_run_can_read(tmp_path, capsys):
+  (tmp_path / "1.jpg").write_bytes((folders.folder(tmp_path / "photos", 1) / "train/cat/0.jpg").read_bytes())
+  (tmp_path / "photos").rename(tmp_path / ".hidden")
+  with pytest.raises(schema.ConfigError, match=r"^--check: no run can read this folder: no images .* If it is a class"):
+    prepare.main([f"--check={tmp_path}"])
+  assert capsys.readouterr().out.endswith("no bad image\n")
+
+
 def test_check_exits_with_1_exactly_if_bad_images_remain(tmp_path, capsys):
   photos, aside = folders.folder(tmp_path / "photos", 3), tmp_path / "aside"
   torn = photos / "train/cat/torn.jpg"
@@ -167,7 +175,10 @@ def test_check_exits_with_1_exactly_if_bad_images_remain(tmp_path, capsys):
     return capsys.readouterr().out
 
   assert run(check, 1).startswith("bad: train/cat/torn.jpg: not a complete image")
-  assert "1 bad, 1 moved to" in run(move, 0)
-  assert run(check, 0).endswith("\nno bad image\n")
+  assert "1 bad image, 1 moved to" in run(move, 0)
+  assert run(check, 0).endswith(
+    "\nno bad image\nnext: python -m vit_jax.train --config=configs/folder.py:ViT-S/16 --workdir=runs/a "
+    f"--config.data.path={photos}\n"
+  )
   torn.write_bytes(b"x")  # the other folder already contains a file of this name
-  assert "1 bad, 0 moved to" in run(move, 1)
+  assert "1 bad image, 0 moved to" in run(move, 1)

@@ -14,8 +14,9 @@ the classes, and outliers.
 
     python -m vit_jax.prepare --check=/photos [--move-bad=DIR]
 
-decodes every image of a folder and lists the bad ones. --move-bad moves them to another folder. Exit code 0 means that
-all images in the folder are good, after the move. Exit code 1 means that bad images remain in it.
+decodes every image of a folder and lists the bad ones. --move-bad moves them to another folder, which is created if
+necessary. Exit code 0 means that all images in the folder are good, after the move. Exit code 1 means that bad images
+remain in it. Exit code 2 means that no run can read the folder, for example because it has no folders of classes.
 """
 
 import argparse
@@ -120,16 +121,18 @@ def check_folder(arguments: argparse.Namespace) -> None:
     arguments: parsed flags.
 
   Raises:
-    ConfigError: the folder cannot be read.
+    ConfigError: the folder cannot be read, or no run with the default settings can read it.
   """
   try:
-    lines, remaining = check.check_images(
+    report = check.check_images(
       paths.expand_home(arguments.check), arguments.move_bad and paths.expand_home(arguments.move_bad)
     )
   except ImageError as error:
     raise schema.ConfigError(str(error)) from error
-  print(*lines, sep="\n")
-  if remaining:
+  print(*report.lines, sep="\n", flush=True)
+  if report.problem:
+    raise schema.ConfigError(f"--check: no run can read this folder: {report.problem}")
+  if report.remaining:
     sys.exit(1)
 
 
@@ -230,10 +233,10 @@ def _make_parser() -> cli.Parser:
     help="number of images that --show searches for outliers; default 4,096",
   )
   parser.add_argument(
-    "--check", type=cli.parse_path, metavar="PATH", help="decode all images of a folder; exit code 1 if bad ones remain"
+    "--check", type=cli.parse_path, metavar="PATH", help="decode all images of a folder; exit code 1 or 2: see above"
   )
   parser.add_argument(
-    "--move-bad", type=cli.parse_path, metavar="DIR", help="with --check: move bad images to DIR; code 0 if all move"
+    "--move-bad", type=cli.parse_path, metavar="DIR", help="with --check: move bad images to DIR, which is created"
   )
   return parser
 

@@ -50,7 +50,7 @@ def names(root):
 
 
 def test_check_names_bad_images_and_summarises_the_folder(photos):
-  lines, count = check.check_images(photos)
+  lines, count, problem = check.check_images(photos)
   assert count == 5
   bad = dict(line.removeprefix("bad: ").split(": ", 1) for line in lines if line.startswith("bad: "))
   assert bad.keys() == BAD.keys()
@@ -59,7 +59,8 @@ def test_check_names_bad_images_and_summarises_the_folder(photos):
   text = "\n".join(lines)
   assert "24 images, 21 .png, 1 .jpg, 1 .webp, 1 .tif; ignored: 1 .heic, 1 .txt" in text
   assert "1 of 2 folders with fewer than 10 images: 'dog' 8" in text
-  assert lines[-1] == "5 bad"
+  assert lines[-2:] == ["5 bad images", f"next: fix the bad images, or move them: --check={photos} --move-bad=DIR"]
+  assert problem is None
 
 
 def on_one_disk(monkeypatch):
@@ -79,8 +80,8 @@ def test_bad_images_are_moved_and_a_second_check_finds_no_more(photos, tmp_path,
   before = names(photos)
   (photos / "dog/link.jpg").symlink_to("nowhere.jpg")
   stamp = (photos / "cat/torn.jpg").stat().st_mtime_ns
-  lines, remaining = check.check_images(photos, tmp_path / "aside")
-  assert (remaining, lines[-1]) == (0, f"6 bad, 6 moved to '{tmp_path}/aside'")
+  lines, remaining, _ = check.check_images(photos, tmp_path / "aside")
+  assert (remaining, lines[-2]) == (0, f"6 bad images, 6 moved to '{tmp_path}/aside'")
   assert names(photos) == before - BAD.keys()
   assert names(tmp_path / "aside") == {*BAD, "dog/link.jpg"}
   assert {name: (tmp_path / "aside" / name).read_bytes() for name in BAD} == BAD
@@ -95,17 +96,18 @@ def test_existing_file_is_never_replaced(photos, tmp_path, monkeypatch, disks):
   there = tmp_path / "aside/cat/torn.jpg"
   there.parent.mkdir(parents=True)
   there.write_bytes(b"mine")
-  lines, remaining = check.check_images(photos, tmp_path / "aside")
+  lines, remaining, _ = check.check_images(photos, tmp_path / "aside")
   assert remaining == 1
   assert "not moved: cat/torn.jpg: a file of this name already exists" in lines
-  assert lines[-1].startswith("5 bad, 4 moved")
+  assert lines[-2].startswith("5 bad images, 4 moved")
+  assert lines[-1] == "next: fix or remove the bad images that were not moved"
   assert there.read_bytes() == b"mine" and (photos / "cat/torn.jpg").exists()
 
 
 def test_file_that_cannot_be_copied_stays_in_place(photos, tmp_path, monkeypatch):
   across_disks(monkeypatch)
   os.mkfifo(photos / "cat/pipe.jpg")
-  lines, _ = check.check_images(photos, tmp_path / "aside")
+  lines, _, _ = check.check_images(photos, tmp_path / "aside")
   assert any(line.startswith("not moved: cat/pipe.jpg: ") for line in lines)
   assert not (tmp_path / "aside/cat/pipe.jpg").exists() and (photos / "cat/pipe.jpg").exists()
 
@@ -121,9 +123,9 @@ def test_images_that_change_their_split_after_a_move_are_counted(photos, tmp_pat
   before = members()
   for name in sorted(before["test"]):
     (photos / name).write_bytes(b"torn")
-  lines, count = check.check_images(photos)
+  lines, count, _ = check.check_images(photos)
   assert count == len(before["test"]) and not any("have changed" in line for line in lines)
-  lines, _ = check.check_images(photos, tmp_path / "aside")
+  lines, _, _ = check.check_images(photos, tmp_path / "aside")
   (line,) = [line for line in lines if line.startswith("the splits of a run with the default settings have changed: ")]
   now = members()
   moved = {other: len(now["test"] & before[other]) for other in ("train", "val")}
@@ -147,18 +149,18 @@ def test_bad_images_do_not_become_a_class_of_the_folder(photos, aside):
 def test_cyclic_links_are_named_and_not_followed(photos):
   (photos / "cat/up").symlink_to("..")
   (photos / "same").symlink_to("cat")
-  lines, count = check.check_images(photos)
+  lines, count, problem = check.check_images(photos)
   assert count == 5
   assert "not followed: 'cat/up' is a link to a folder that contains it" in lines
   assert "not followed: 'same' is the folder 'cat' under another name" in lines
-  assert any("runs cannot read it yet" in line and "Remove the link" in line for line in lines)
+  assert "Remove the link" in problem
 
 
 def test_flat_folder_is_checked(tmp_path):
   (tmp_path / "1.png").write_bytes(GOOD)
   (tmp_path / "2.png").write_bytes(b"x")
-  lines, count = check.check_images(tmp_path)
-  assert count == 1 and any("runs cannot read it yet: no images" in line for line in lines)
+  lines, count, problem = check.check_images(tmp_path)
+  assert count == 1 and problem.startswith("no images") and lines[-1] == "1 bad image"
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -169,11 +171,10 @@ def test_parent_of_a_dataset_folder_is_reported_as_unreadable(tmp_path, empty):
       (tmp_path / file).with_stem(str(number)).write_bytes(GOOD)
   if empty:
     (tmp_path / "empty").mkdir()
-  lines, count = check.check_images(tmp_path)
-  assert count == 0
-  [line] = [line for line in lines if line.startswith("runs cannot read it yet: no split 'train'.")]
-  assert f"name '{tmp_path}/photos' as config.data.path" in line
-  assert not any("no run" in line for line in check.check_images(tmp_path / "photos")[0])
+  lines, count, problem = check.check_images(tmp_path)
+  assert (count, lines[-1]) == (0, "no bad image")
+  assert problem.startswith("no split 'train'.") and f"name '{tmp_path}/photos' as config.data.path" in problem
+  assert check.check_images(tmp_path / "photos").problem is None
 
 
 def test_missing_or_empty_folder_is_an_error(tmp_path):

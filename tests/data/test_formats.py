@@ -125,7 +125,7 @@ def test_every_verb_refuses_a_damaged_file(name, tmp_path, monkeypatch):
     conversion.convert_image(data)  # prepare
   (tmp_path / "train/a").mkdir(parents=True)
   (tmp_path / "train/a/x.jpg").write_bytes(data)
-  lines, bad = check.check_images(tmp_path)  # prepare --check
+  lines, bad, _ = check.check_images(tmp_path)  # prepare --check
   assert bad == 1 and "bad: train/a/x.jpg: not a complete image" in lines[0]
   monkeypatch.setattr(images, "KEEP", 0)  # as with data larger than memory
   photos = catalog.open_split(schema.Choice("folder", {"path": str(tmp_path), "test": "train"}), "train")
@@ -139,7 +139,7 @@ def test_every_verb_refuses_a_damaged_file(name, tmp_path, monkeypatch):
 
 
 def test_check_reports_only_images_that_a_run_refuses(folder, tmp_path):
-  lines, bad = check.check_images(folder)
+  lines, bad, _ = check.check_images(folder)
   assert bad == 0, lines
   refused = {
     "shared.bmp": bmp([bytes(4)], 1, 1, 32, compression=3, masks=(1, 1, 2)),
@@ -148,7 +148,7 @@ def test_check_reports_only_images_that_a_run_refuses(folder, tmp_path):
   for name, data in refused.items():
     (tmp_path / name).write_bytes(data)
   (tmp_path / "good.png").write_bytes(encode(picture()))
-  lines, bad = check.check_images(tmp_path)
+  lines, bad, _ = check.check_images(tmp_path)
   assert bad == 2
   assert any("shared.bmp: a BMP with channel masks that share bits" in line for line in lines)
   assert any("sixteen.tif: a BigTIFF" in line for line in lines)

@@ -143,7 +143,21 @@ def check_folder_images(data: EvalData, splits: Iterable[Source], root: pathlib.
 # Check as a command.
 
 
-def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple[list[str], int]:
+class FolderReport(NamedTuple):
+  """The result of a check.
+
+  Attributes:
+    lines: lines that describe the folder.
+    remaining: number of bad images that remain in the folder.
+    problem: reason why a run with the default settings cannot read the folder, or None.
+  """
+
+  lines: list[str]
+  remaining: int
+  problem: str | None
+
+
+def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> FolderReport:
   """Checks all images of a folder, and optionally moves the bad ones to another folder.
 
   Args:
@@ -151,7 +165,7 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple
     aside: destination for bad images, or None to leave them.
 
   Returns:
-    (lines that describe the folder, number of bad images that remain in it).
+    The report. Its last line is the next step if a run can read the folder.
 
   Raises:
     ConfigError: a folder is missing or unsuitable.
@@ -182,19 +196,22 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> tuple
   lines = [f"bad: {ascii(walked.images[i])[1:-1]}: {reason}" for i, reason in bad.items()]
   before = _record_splits(root) if aside and bad else None
   stayed = [words for i in bad if (words := move_aside(root, aside, walked.images[i]))] if aside else []
-  moved = f", {len(bad) - len(stayed):,} moved to {str(aside)!r}" if aside else ""
+  remaining = len(stayed if aside else bad)
+  problem = _find_layout_problem(root)
+  moved = f", {len(bad) - remaining:,} moved to {str(aside)!r}" if aside else ""
   kinds = collections.Counter(tree.extension(name) for name in walked.images)
   lines += [
     f"{str(root)!r}: {format_amount(len(source), 'image')}, {', '.join(tree.format_counts(kinds, tree.SHOWN))}; "
     f"ignored: {', '.join(tree.format_counts(walked.ignored, tree.SHOWN)) or 'nothing'}",
     *walked.odd,
     *_describe_classes(walked.images, bad),
-    *_check_layout(root),
     *stayed,
     *_compare_splits(root, before),
-    f"{len(bad):,} bad{moved}" if bad else "no bad image",
+    f"{format_amount(len(bad), 'bad image')}{moved}" if bad else "no bad image",
   ]
-  return lines, len(stayed if aside else bad)
+  if not problem:
+    lines.append(_describe_next_step(root, remaining, aside is not None))
+  return FolderReport(lines, remaining, problem)
 
 
 def find_images(root: pathlib.Path) -> FolderFiles:
@@ -243,13 +260,23 @@ def _describe_classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
   return [f"{len(few):,} of {format_amount(len(counts), 'folder')} with fewer than {FEW} images: {some}"] if few else []
 
 
-def _check_layout(root: pathlib.Path) -> list[str]:
-  """Returns a line with the reason why a run with default settings cannot read the folder, or an empty list."""
+def _describe_next_step(root: pathlib.Path, remaining: int, moving: bool) -> str:
+  """Returns a line with the next command after a check of a folder that a run can read."""
+  if not remaining:
+    path = texts.format_flag("config.data.path", root)
+    return f"next: python -m vit_jax.train --config=configs/folder.py:ViT-S/16 --workdir=runs/a {path}"
+  if moving:
+    return "next: fix or remove the bad images that were not moved"
+  return f"next: fix the bad images, or move them: {texts.format_flag('check', root)} --move-bad=DIR"
+
+
+def _find_layout_problem(root: pathlib.Path) -> str | None:
+  """Returns the reason why a run with the default settings cannot read the folder, or None."""
   try:
     _open_training_images(root)
   except ConfigError as error:
-    return [f"runs cannot read it yet: {error.message}"]
-  return []
+    return error.message
+  return None
 
 
 def _open_training_images(root: pathlib.Path) -> Source:
