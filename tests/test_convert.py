@@ -245,6 +245,17 @@ def test_new_head_starts_at_zero_and_the_rest_comes_from_the_file(start):
   np.testing.assert_array_equal(state.params["norm/scale"], arrays["norm/scale"])
 
 
+@pytest.mark.heavy
+def test_weights_of_an_unfinished_run_cause_a_warning(tmp_path):
+  experiment = runs.parts(1)
+  with pytest.raises(InterruptedError):
+    loop.train(runs.dying(experiment, 5), tmp_path / "a")
+  note = f"warning: the run in {tmp_path}/a has not finished: its weights are those of step 3 of 12"
+  assert note in runs.parts(1, init__from=str(tmp_path / "a")).weights()[1]
+  loop.train(experiment, tmp_path / "a")
+  assert not any("not finished" in line for line in runs.parts(1, init__from=str(tmp_path / "a")).weights()[1])
+
+
 @pytest.mark.long
 def test_run_starts_from_a_workdir_and_from_its_average(tmp_path):
   loop.train(runs.parts(1, optim__ema=0.5), tmp_path / "a")

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from vit_jax import checkpoints
-from vit_jax.checkpoints import provenance
+from vit_jax.checkpoints import provenance, reading
 from vit_jax.config import extensions
 from vit_jax.importers import (
   class_order,
@@ -35,7 +35,7 @@ from vit_jax.importers.known import find_layouts as find_layouts
 from vit_jax.importers.known import load_layouts as load_layouts
 from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.models import Description, finite
-from vit_jax.schema import Choice, ConfigError, show
+from vit_jax.schema import Choice, ConfigError, Duration, show
 from vit_jax.schema.errors import NotFiniteError, format_names
 from vit_jax.storage import paths
 
@@ -336,6 +336,22 @@ def is_workdir(path: pathlib.Path) -> bool:
     return (path / "checkpoints").is_dir()
 
 
+def _describe_progress(path: pathlib.Path) -> list[str]:
+  """Returns a warning if a path is the workdir of a run that has not finished."""
+  if not is_workdir(path) or (path / "result.json").exists():
+    return []
+  about = checkpoints.read_description(path) or {}
+  if not (stored := provenance.stored_config(path, about)):
+    return []
+  total = Duration(stored["total"])
+  records = about["identity"]["data"]["records"] if "identity" in about else None
+  count = str(total)
+  if records and stored["data"]["name"] != "mixture":  # an epoch of a mixture is not the number of its records
+    count = f"{total.steps(stored['batch'], records):,}"
+  step = reading.list_steps(path)[-1]
+  return [f"warning: the run in {path} has not finished: its weights are those of step {step:,} of {count}"]
+
+
 def load_fitted(
   path: str,
   target: Description,
@@ -379,7 +395,7 @@ def load_fitted(
     names = found.classes if head != "new" and found.description.classes == target.classes else ()
     fitting, moved = class_order.arrange_outputs(fitting, target, names, classes, strict=head == "keep")
     kept_task, new = task_parameters.fit_task(found.task, task_shapes or {}, task_constants)
-    return fitting | kept_task, [*notes, *moved, *found.notes, *new]
+    return fitting | kept_task, [*notes, *moved, *found.notes, *new, *_describe_progress(paths.resolve_path(path))]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
