@@ -8,8 +8,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests import runs
-from vit_jax import trees
+from vit_jax import config, trees
+from vit_jax.config import flags
 from vit_jax.data import catalog
+from vit_jax.schema import ConfigError
 from vit_jax.training import build
 
 pytestmark = pytest.mark.heavy
@@ -132,3 +134,26 @@ def test_the_models_switches_reach_it_from_the_config(changes):
   assert np.isfinite(metrics["loss"])
   assert all(value.dtype == np.float32 for value in state.params.values())
   assert any("blocks/attention" in path for path in state.params) == ("model.scan" in changes)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (
+      {"schedule.cooldown": "120%", "warmup": "10%"},
+      r"schedule\.cooldown: the run of 90ep is too short for warmup=10% and schedule\.cooldown=120%",
+    ),
+    ({"warmup": "100ep"}, r"warmup: the run of 90ep is too short for warmup=100ep"),
+    ({"schedule.end": "1"}, r"schedule\.end: 1\.0 is above the peak, lr 0\.001"),
+  ],
+)
+def test_schedule_that_no_data_can_fit_is_an_error_before_the_data_are_read(tmp_path, changes, message):
+  words = {f"optim.{key}": text for key, text in changes.items()} | {"data.path": str(tmp_path / "absent")}
+  run = config.resolve(flags.load_config(f"{runs.ROOT}/configs/folder.py", words))
+  with pytest.raises(ConfigError, match=rf"^config\.optim\.{message}"):
+    build.complete(run)
+
+
+def test_warmup_in_steps_may_fit_depending_on_the_number_of_images(tmp_path):
+  words = {"optim.warmup": "10k", "data.path": str(tmp_path / "absent")}
+  build.complete(config.resolve(flags.load_config(f"{runs.ROOT}/configs/folder.py", words)))

@@ -20,6 +20,7 @@ from vit_jax.data.views import Fields
 from vit_jax.evals.validation import add_evaluations, add_share, add_splits
 from vit_jax.importers import adoption, options
 from vit_jax.models import flops
+from vit_jax.optim.schedules import create_schedule
 from vit_jax.parallel import sharding
 from vit_jax.parallel.capacity import check_batch
 from vit_jax.schema import Choice, ConfigError, Duration, bind, enter_key, format_amount, lookup, make
@@ -58,7 +59,44 @@ def complete(run: Run, adopt: bool = True) -> BoundRun:
   bound = BoundRun(**fields)
   with enter_key("config.log.target"):
     time_to_target.check_target(bound)
+  _check_schedule(bound)
   return bound
+
+
+def _check_schedule(run: BoundRun) -> None:
+  """Raises the errors of the learning rate schedule that do not depend on the number of images.
+
+  The schedule is created for the shortest and for a very long epoch. An error for both is an error for every epoch,
+  because the lengths in steps are linear in the length of an epoch.
+  """
+  errors = [error for images in (run.batch, 100_000 * run.batch) if (error := _find_schedule_error(run, images))]
+  if len(errors) < 2:
+    return
+  short, long = errors
+  if short.message == long.message:
+    raise short
+  cooldown = run.optim.args["schedule"].args.get("cooldown")
+  lengths = f"warmup={run.optim.args['warmup']}" + (f" and schedule.cooldown={cooldown}" if cooldown else "")
+  with enter_key(long.place):
+    raise ConfigError(f"the run of {run.total} is too short for {lengths}. Shorten them or lengthen the run")
+
+
+def _find_schedule_error(run: BoundRun, epoch_length: int) -> ConfigError | None:
+  """Returns the error of the learning rate schedule for a number of images in an epoch, or None."""
+  args = run.optim.args
+  if not {"schedule", "lr", "warmup"} <= args.keys():  # a registered rule without these arguments
+    return None
+  try:
+    total = _count_steps(run, epoch_length)
+
+    def steps_of(duration: Duration) -> int:
+      return duration.steps(run.batch, epoch_length, total)
+
+    with enter_key("config.optim"):
+      create_schedule(args["schedule"], args["lr"], total, steps_of(args["warmup"]), steps_of)
+  except ConfigError as error:
+    return error
+  return None
 
 
 def build(
