@@ -134,6 +134,38 @@ def test_a_run_that_waits_for_its_data_says_once_what_helps(parts, tmp_path, mon
   assert [len(lines) for lines in output] == [0] * 5 + [1, 0] and output[5][0].startswith(present)
 
 
+def test_a_problem_of_the_task_is_reported_only_after_warmup_and_the_first_tenth(tmp_path, monkeypatch, capsys):
+  def warned(name, **changes):
+    experiment = runs.parts(1, total=40, **changes)
+    monkeypatch.setattr(type(experiment.task), "check_metrics", lambda self, means: "the features have collapsed")
+    (tmp_path / name).mkdir()
+    timer = goodput.GoodputTracker()
+    arguments = experiment, tmp_path / name, 0, timer, timer.phase, Store(), {}
+    with contextlib.closing(training_log.TrainingLog(*arguments)) as lines:
+      for step in range(1, 13):
+        lines.add(step, {"loss": jnp.asarray(1.0)}, 0)
+        lines.write(step)
+        if "warning: the features have collapsed" in capsys.readouterr().out:
+          return step
+    return None
+
+  assert warned("long", optim__warmup=10) == 12
+  assert warned("none", optim__warmup=0) == 6
+
+
+@pytest.mark.parametrize(("rate", "text"), [(1234.5, "  1,234 images/s  "), (0.44, "  0.4 images/s  "), (16e9, None)])
+def test_throughput_of_a_line_is_readable_or_omitted(parts, tmp_path, monkeypatch, capsys, rate, text):
+  timer = goodput.GoodputTracker()
+  monkeypatch.setattr(timer, "measure_lap", lambda images: {"images_per_second": rate, "data_wait": 0.0})
+  monkeypatch.setattr(goodput.GoodputTracker, "rate", 9.0)
+  with contextlib.closing(training_log.TrainingLog(parts, tmp_path, 0, timer, timer.phase, Store(), {})) as lines:
+    lines.add(1, {"loss": jnp.asarray(1.0)}, 0)
+    lines.write(1)
+  printed = capsys.readouterr().out
+  assert (text in printed) if text else "images/s" not in printed
+  assert " left" in printed
+
+
 def shown(workdir):
   """(pictures, texts) that TensorBoard reads of a run: {name: [(step, bytes)]}, {name: [(step, text)]}."""
   events = EventAccumulator(str(workdir / "tensorboard"), size_guidance={"images": 0, "tensors": 0})

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax import checkpoints, config, runtime
+from vit_jax import checkpoints, config, runtime, schema
 from vit_jax.data import crops
 from vit_jax.data.bound_data import EvalData
 from vit_jax.data.images import ImageError
@@ -24,6 +25,8 @@ from vit_jax.training.experiment import Experiment
 # share of the time spent waiting for data that triggers advice, and the required number of consecutive lines
 WAITING, WAITS = 0.1, 3
 PROBLEMS = 2  # number of consecutive lines with a problem of the task after which a warning is printed
+EARLY = 0.1  # share of a run at its start in which no problem of the task is reported
+SHORTEST = 0.01  # seconds of steps that a printed throughput requires
 DRAWING = 0.01  # maximum share of a run's time for pictures before its end
 # maximum number of classes and of mistakes in a picture; size of a tile in pixels
 CLASSES, MISTAKES, TILE = 1000, 24, 96
@@ -71,6 +74,9 @@ class TrainingLog:
     self._measured = about.get("measured", selection.count_measurements(every, start))
     self._target = time_to_target.start_record(experiment.run.log.target, about.get("target"))
     self._drawing = 0.0  # seconds
+    # Steps without warnings of the task. Features of a model that has barely been trained look like collapsed features.
+    warmup = experiment.run.optim.args.get("warmup", schema.Duration("0"))
+    self._early = max(experiment.steps_of(warmup), math.ceil(EARLY * experiment.total))
     self._problems = 0  # consecutive lines with a problem of the task; negative after the warning was printed
     self._waits = 0  # consecutive lines in which the devices waited for data; negative after the advice was printed
 
@@ -161,8 +167,10 @@ class TrainingLog:
     if images and (lap := self.clock.measure_lap(images)):
       rates = self._add_chip_rates(lap)
       scalars |= rates
-      line += f"  {rates['images_per_second']:,.0f} images/s  waiting for data {rates['data_wait']:.0%}"
-      line += f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
+      if images >= SHORTEST * rates["images_per_second"]:
+        rate = rates["images_per_second"]
+        line += f"  {rate:,.{0 if rate >= 10 else 1}f} images/s  waiting for data {rates['data_wait']:.0%}"
+        line += f"  MFU {rates['mfu']:.1%}" if "mfu" in rates else ""
       assert self.clock.rate is not None, "a complete lap has a rate"
       remaining = (experiment.total - step) * experiment.run.batch / self.clock.rate
       line += f"  {int(remaining // 60)}:{int(remaining % 60):02d} left"
@@ -170,7 +178,8 @@ class TrainingLog:
     self.clock.write()
     print_line(line)
     self._print_advice(scalars.get("data_wait", 0.0))
-    self._print_problem(means)
+    if step > self._early:
+      self._print_problem(means)
 
   @contextlib.contextmanager
   def phase(self, name: str, step: int) -> Iterator[None]:
