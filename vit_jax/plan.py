@@ -2,9 +2,10 @@
 
 The command compiles the train step of the config with the TPU compiler (pip install -e '.[tpu]'). No TPU is needed. For
 each slice it reports whether the run fits, the time of a step and its bottleneck, and the requirements of the whole
-run. The data need not be present, because the catalog contains the number of images. `--search` searches for the
-fastest mesh, rematerialisation and micro-batches that fit. During compilation, a line on standard error reports every
-15 seconds which program is compiled, and for how long.
+run. The data of a dataset by name need not be present, because the catalog contains the number of images. Image
+folders and other files of your own must be present. `--search` searches for the fastest mesh, rematerialisation and
+micro-batches that fit. During compilation, a line on standard error reports every 15 seconds which program is compiled,
+and for how long.
 
 The report marks runs with hosts that cannot feed their chips. Pass the measured number of images that one host prepares
 per second as `--host-rate`. By default this number is estimated from the cores of the host. The figures are not
