@@ -32,6 +32,8 @@ def test_share_of_the_training_images_of_each_class_is_held_out(tmp_path, layout
   before = collections.Counter(name.split("/")[-2] for name in whole)
   for label, count in before.items():
     assert held[label] == (max(1, round(count / 10)) if count >= 3 else 0)
+  tested = f"; held out for testing as 'test': {75 - len(whole)} of the 75 images (holdout=0.2)"
+  assert (tested in folder(path).note) == (layout == "classes")
   assert (
     f"; held out for validation as 'val': {len(val)} of the train images (validation=0.1)"
     in folder(path, validation=0.1).note

@@ -166,6 +166,10 @@ def _list_files(
     advice = "" if above else folder_layout.suggest_subdirectory(tree, top, splits)
   of_classes = [f"{part}/{name}" if part else name for part, named in folders.items() for name in named.values()]
   note = tree.about(of_classes or top, ("", *above))
+  used = sources.parse_split_names([splits.spec(split)])
+  if "" in folders and "all" not in used and (held := sum(map(len, drawn["test"]))):
+    count = held + sum(map(len, drawn["train"]))
+    note += f"; held out for testing as 'test': {held:,} of the {count:,} images (holdout={holdout:g})"
   absent = sources.parse_split_names([splits.train]) - drawn.keys()  # reported later, with the right directory
   if validation and splits.val is None and not absent:
     drawn, held = _split_validation(drawn, splits.train, validation)
