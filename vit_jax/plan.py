@@ -61,7 +61,8 @@ def main(words: Sequence[str] | None = None) -> None:
     for slice_ in slices:
       made = []
       for plan in search.generate_plans(run, slice_, make_plan) if args.search else [make_plan(run, slice_)]:
-        print(tables.format_plan(plan), flush=True)
+        if len(slices) > 1 or args.search or not plan.problem:  # the error contains the problem of a single plan
+          print(tables.format_plan(plan), flush=True)
         made.append(plan)
         if args.json:  # after each plan, so that an error in the next one loses no result
           files.write_text(args.json, json.dumps([dataclasses.asdict(p) for p in plans + made], indent=2) + "\n")

@@ -55,12 +55,12 @@ MISTAKES = {  # what is changed; the key that the error is at; the value, what i
   "an unknown schedule": (
     {"optim.schedule.name": "cosin"}, "optim.schedule.name", "'cosin'", "Did you mean 'cosine'",
   ),
-  "a batch that does not divide": ({"batch": "12"}, "batch", "12", "8 devices", "Nearest values: [64]"),
+  "a batch that does not divide": ({"batch": "12"}, "batch", "12", "8 devices", "Nearest batch sizes: 64"),
   "a batch larger than the data": ({"batch": "1440"}, "batch", "1440", "1,437"),
   "a patch that does not divide": ({"model.name": "ViT-Ti/5"}, "model", "32", "patch 5", "30, 35"),
   "a split that is not there": ({"data.train": "trian"}, "data.train", "'trian'", "Did you mean 'train'"),
   "a mesh that does not fit": ({"mesh.fsdp": "3"}, "mesh", "fsdp=3", "8 devices"),
-  "micro-batches that do not divide": ({"optim.accumulate": "16"}, "batch", "64", "optim.accumulate", "[128]"),
+  "micro-batches that do not divide": ({"optim.accumulate": "16"}, "batch", "64", "optim.accumulate", "sizes: 128"),
   "a pattern without effect": ({"optim.frozen": "['haed/.*']"}, "optim.frozen[0]", "'haed/.*'", "Nearest: head/bias"),
   "a model too large for the machine": (
     {"model.width": "32768", "model.heads": "16", "model.depth": "2"}, "model", "GiB", "config.mesh.fsdp",

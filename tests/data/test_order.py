@@ -154,7 +154,7 @@ def test_batch_is_divided_into_groups_of_at_least_16_rows(batch, groups):
 
 def test_groups_that_do_not_divide_the_batch_are_an_error():
   with pytest.raises(
-    schema.ConfigError, match=r"a batch of 64 cannot be divided into 7 equal groups. Nearest values: \[4, 8\]"
+    schema.ConfigError, match=r"a batch of 64 cannot be divided into 7 equal groups. Nearest numbers of groups: 4, 8"
   ):
     schema.make(Choice("blocks", {"groups": 7}), order.ORDERS, 1000, 64, 0, True)
 

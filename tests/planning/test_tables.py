@@ -11,11 +11,20 @@ GOOD = Plan("v3:2x2", "v3-8", 8, 1, "data=8", fits=True, step_seconds=0.0125, co
 BAD = Plan("v3:4x4", "v3-32", 32, 4, "data=32", problem="does not fit")
 
 
-def test_reason_of_a_failed_plan_is_below_the_table():
-  heading, row, reason = tables.format_plans([GOOD, BAD]).splitlines()
+def test_failed_plans_are_counted_below_the_table():
+  heading, row, count = tables.format_plans([GOOD, BAD]).splitlines()
   assert heading.split()[:2] == ["slice", "mesh"] and "cost" not in heading
-  assert row.startswith("v3-8 ") and " 12.5 " in row and " 0.4 " in row
-  assert reason == "v3-32, data=32: does not fit" == tables.format_plans([BAD])
+  assert row.startswith("v3-8 ") and " 12.5 " in row and " 0.37 " in row
+  assert count == "1 plan is not possible. The lines above the table contain the reasons" == tables.format_plans([BAD])
+  assert tables.format_plans([GOOD, BAD, BAD]).splitlines()[2].startswith("2 plans are not possible")
+
+
+def test_short_runs_have_significant_digits():
+  short = dataclasses.replace(GOOD, hours=0.00634, core_days=1234.5)
+  heading, row, whole = tables.format_plans([short]).splitlines()
+  cells = dict(zip(heading.split(), row.split(), strict=False))
+  assert "0.0063" in row.split() and "1,234" in row.split() and "hours" in cells
+  assert "whole run: 0.38 minutes: training 0.38, " in whole
 
 
 def test_cost_and_collectives_are_printed_if_known():
@@ -37,7 +46,12 @@ def test_parts_of_a_step_are_a_line_with_their_shares():
 def test_evaluations_are_on_a_separate_line():
   known = {"validation": {"times": 20, "images": 50_176}, "probes": None}
   _, _, line = tables.format_plans([dataclasses.replace(GOOD, evaluations=known, evaluation_hours=1.25)]).splitlines()
-  assert line == "v3-8, data=8: evaluations: 1.25 additional hours: validation 20 x 50,176 images, probes not counted"
+  assert line == "v3-8, data=8: evaluations: additional 1.2 hours: validation 20 x 50,176 images, probes not counted"
+
+
+def test_evaluations_of_seconds_are_in_minutes():
+  short = dataclasses.replace(GOOD, evaluations={"probes": None}, evaluation_hours=0.002)
+  assert tables.format_plans([short]).endswith("evaluations: additional 0.12 minutes: probes not counted")
 
 
 def test_whole_run_contains_evaluations_checkpoints_and_compilation():

@@ -373,11 +373,10 @@ def blocks(
   if groups is None:
     groups = max(count for count in range(1, max(1, batch // (GROUP * copies)) + 1) if batch % count == 0)
   if batch % groups:
-    near = [count for count in range(1, batch + 1) if batch % count == 0]
-    near = sorted(sorted(near, key=lambda count: abs(count - groups))[:2])
+    divisors = [count for count in range(1, batch + 1) if batch % count == 0]
+    near = ", ".join(map(str, sorted(sorted(divisors, key=lambda count: abs(count - groups))[:2])))
     raise schema.ConfigError(
-      f"a batch of {batch} cannot be divided into {groups} equal groups. Nearest values: {near}",
-      "groups",
+      f"a batch of {batch} cannot be divided into {groups} equal groups. Nearest numbers of groups: {near}", "groups"
     )
   return BlockOrder(length, count_distinct(batch, groups, copies), seed, size, window, groups)
 

@@ -32,7 +32,9 @@ def check_batch(batch: int, accumulate: int, grid: jax.sharding.Mesh, examples: 
     parts = f"{format_amount(shards, 'device')} (mesh axes data and fsdp)" + (
       f" and {accumulate} micro-batches (config.optim.accumulate)" if accumulate > 1 else ""
     )
-    raise ConfigError(f"config.batch: {batch} cannot be divided over {parts}. Nearest values: {near}")
+    raise ConfigError(
+      f"config.batch: {batch} cannot be divided over {parts}. Nearest batch sizes: {', '.join(map(str, near))}"
+    )
 
 
 def check_memory(model: str, grid: jax.sharding.Mesh, shapes: Any) -> None:

@@ -1,5 +1,6 @@
 """Plans as text: a line for each plan, and a table of all plans."""
 
+import math
 from collections.abc import Sequence
 
 from vit_jax.planning.estimate import WRITE_RATE, Plan
@@ -46,12 +47,24 @@ _COLUMNS = (  # heading, function from a plan to the cell
   ("limit", lambda p: "input" if p.input_bound else p.limit),
   ("images/s/chip", lambda p: f"{p.images_per_second_per_chip:,.0f}"),
   ("MFU", lambda p: f"{p.mfu:.0%}"),
-  ("hours", lambda p: f"{p.hours:,.1f}"),
-  ("core-days", lambda p: f"{p.core_days:,.{0 if p.core_days >= 100 else 1}f}"),
+  ("hours", lambda p: _format_number(p.hours)),
+  ("core-days", lambda p: _format_number(p.core_days)),
   ("checkpoint", lambda p: f"{p.checkpoint_bytes / 1e9:.1f} GB, {p.checkpoint_seconds:.1f} s"),
   ("input a host", lambda p: _format_input(p)),
   ("cost", lambda p: "" if p.cost is None else f"{p.cost:,.0f}"),
 )
+
+
+def _format_number(value: float) -> str:
+  """Returns a number with a digit after the point, or at least two significant digits, such as 22.4 or 0.0063."""
+  if value >= 1 or not value:
+    return f"{value:,.{0 if value >= 1000 else 1}f}"
+  return f"{value:.{1 - math.floor(math.log10(value))}f}"
+
+
+def _format_hours(hours: float) -> str:
+  """Returns a length of time in hours, or in minutes if the length is below an hour."""
+  return f"{_format_number(hours)} hours" if hours >= 1 else f"{_format_number(60 * hours)} minutes"
 
 
 def _format_input(plan: Plan) -> str:
@@ -69,9 +82,9 @@ def _explain_input_bound(plan: Plan) -> str:
   )
   return (
     f"input-bound: the chips need {plan.images_per_second_per_host:,.0f} images/s from each host, which "
-    f"prepares {plan.host_rate:,.0f} ({plan.host_rate_method}). The run takes {plan.hours:,.1f} hours, and the chips "
-    f"work for {plan.device_hours:,.1f} hours. {first}. Alternatively, use fewer layers in data.policy, store smaller "
-    "images, or use a slice with more hosts or slower chips"
+    f"prepares {plan.host_rate:,.0f} ({plan.host_rate_method}). The run takes {_format_hours(plan.hours)}, and the "
+    f"chips work for {_format_hours(plan.device_hours)}. {first}. Alternatively, use fewer layers in data.policy, "
+    "store smaller images, or use a slice with more hosts or slower chips"
   )
 
 
@@ -86,14 +99,16 @@ def _format_evaluations(plan: Plan) -> str:
     f"{name} {e['times']:,} x {format_amount(e['images'], 'image')}" for name, e in plan.evaluations.items() if e
   ]
   unknown = [f"{name} not counted" for name, e in plan.evaluations.items() if not e]
-  return f"evaluations: {plan.evaluation_hours:,.2f} additional hours: {', '.join(known + unknown)}"
+  return f"evaluations: additional {_format_hours(plan.evaluation_hours)}: {', '.join(known + unknown)}"
 
 
 def _format_whole_run(plan: Plan) -> str:
-  """Returns the hours of the whole run and their parts."""
+  """Returns the hours or minutes of the whole run and their parts."""
+  scale, unit = (1, "hours") if plan.total_hours >= 1 else (60, "minutes")
   return (
-    f"whole run: {plan.total_hours:,.2f} hours: training {plan.hours:,.2f}, evaluations {plan.evaluation_hours:,.2f}, "
-    f"waiting for checkpoints {plan.checkpoint_hours:,.2f}, compilation {plan.compile_seconds / 3600:,.2f}"
+    f"whole run: {scale * plan.total_hours:,.2f} {unit}: training {scale * plan.hours:,.2f}, evaluations "
+    f"{scale * plan.evaluation_hours:,.2f}, waiting for checkpoints {scale * plan.checkpoint_hours:,.2f}, compilation "
+    f"{scale * plan.compile_seconds / 3600:,.2f}"
   )
 
 
@@ -101,7 +116,7 @@ def format_plans(plans: Sequence[Plan]) -> str:
   """Returns a table with a row for each plan that runs, followed by notes.
 
   The notes list collectives, parts of a step, evaluations, the hours of the whole run, plans that wait for data, and
-  the problems of plans that cannot run.
+  the number of plans that cannot run. The line of `format_plan` contains the problem of a plan.
   """
   columns = [(heading, cell) for heading, cell in _COLUMNS if heading != "cost" or any(p.cost for p in plans)]
   rows = [[cell(plan) for _, cell in columns] for plan in plans if not plan.problem]
@@ -122,6 +137,7 @@ def format_plans(plans: Sequence[Plan]) -> str:
       lines.append(f"{plan.rented}, {plan.mesh}: {_format_whole_run(plan)}")
     if plan.input_bound:
       lines.append(f"{plan.rented}, {plan.mesh}: {_explain_input_bound(plan)}")
-    if plan.problem:
-      lines.append(f"{plan.rented}, {plan.mesh}: {plan.problem}")
+  if problems := sum(plan.problem is not None for plan in plans):
+    is_are = "plan is" if problems == 1 else "plans are"
+    lines.append(f"{problems} {is_are} not possible. The lines above the table contain the reasons")
   return "\n".join(lines)
