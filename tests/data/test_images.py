@@ -242,6 +242,17 @@ def test_bad_images_are_counted_across_threads_and_logged_once(caplog):
   assert sorted(int(text.split("record ")[1].split(":")[0]) for text in named) == bad
 
 
+def test_number_of_logged_bad_images_is_limited(caplog):
+  batches = loader.batches(
+    stream.eval_examples(source(4000, range(0, 60, 2)), image_size=2), 100, range(100), on_error="skip", max_bad=0.1
+  )
+  list(batches)
+  batches.close()
+  lines = [record.getMessage() for record in caplog.records]
+  assert batches.skipped == 30 and sum(line.startswith("skipped: made") for line in lines) == images.LISTED
+  assert len(lines) == images.LISTED + 1 and lines[-1].startswith("further skipped records of split")
+
+
 @pytest.mark.parametrize(
   ("max_bad", "bad", "stops"), [(0.0, 5, False), (0.0, 6, True), (0.1, 20, False), (0.1, 21, True)]
 )

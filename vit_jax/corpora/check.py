@@ -27,7 +27,7 @@ SECONDS = 3.0  # maximum duration of a check at the start of a run
 # Bytes of JPEGs that a core decodes per second, and seconds per file during which the global interpreter lock is held.
 RATE, EACH = 4e7, 5e-4
 FEW = 10  # a class with fewer images is difficult to learn
-SHOWN = 20  # maximum number of such classes in the output
+SHOWN = 20  # maximum number of such classes, and of skipped images, in the output
 BOUNDS = conversion.MAX_PIXELS, conversion.MAX_ASPECT  # default limits of a run
 TOGETHER = 64  # images between two progress reports
 
@@ -99,7 +99,7 @@ def is_quick(source: Source, root: pathlib.Path) -> bool:
 def check_folder_images(data: EvalData, splits: Iterable[Source], root: pathlib.Path) -> str | None:
   """Checks all images of an image folder before a run starts.
 
-  If bad images are skipped, each bad image causes a warning, and the run cannot start only if there are too many. A
+  If bad images are skipped, one warning names them, and the run cannot start only if there are too many. A
   split that takes too long to decode is not checked.
 
   Args:
@@ -124,8 +124,11 @@ def check_folder_images(data: EvalData, splits: Iterable[Source], root: pathlib.
     too_many = too_many or images.exceeds_max_bad(len(reasons), len(source), data.max_bad)
   lines = [f"{name}: {reason}" for name, reason in sorted(bad.items())]
   if skipped and not too_many:
-    for line in lines:
-      logging.warning("will be skipped: %s", line)
+    if lines:
+      more = f" and {len(lines) - SHOWN:,} more" if len(lines) > SHOWN else ""
+      count = f"{len(lines):,} of {format_amount(records, 'image')}"
+      names = ", ".join(sorted(bad)[:SHOWN])
+      logging.warning("%s in %r will be skipped: %s%s", count, str(root), names, more)
     return None
   if not lines:
     return None

@@ -23,6 +23,7 @@ LOG = logging.getLogger(__name__)  # logs skipped images
 
 # Default limits of bad records: a share of the split, and a number; exceeding both stops the run.
 BAD_SHARE, BAD_FEW = 0.001, 5
+LISTED = 10  # maximum number of skipped records of a split that are logged one by one
 # Largest size in bytes of a split's decoded images that are cached in memory. The 150 MB of CIFAR are cached, so its
 # images are decoded only once.
 KEEP = 2**28
@@ -182,8 +183,10 @@ class Images:
       ImageError: if there are too many bad records.
     """
     with self._lock:
-      if record not in self.reasons:
+      if record not in self.reasons and len(self.reasons) < LISTED:
         LOG.warning("skipped: %s", reason)
+      elif record not in self.reasons and len(self.reasons) == LISTED:
+        LOG.warning("further skipped records of split %r are not listed", self.source.split)
       self.reasons[record] = reason
       some = list(self.reasons.values())
     if exceeds_max_bad(len(some), len(self.source), self.max_bad):
