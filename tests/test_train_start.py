@@ -65,3 +65,20 @@ def test_parameters_flag_prints_all_parameters(tmp_path, monkeypatch, capsys):
     train.main(["--no-report", *runs.words(tmp_path / "run"), *more])
     printed = capsys.readouterr().out
     assert all((f"| {path} " in printed) == bool(more) for path in made.state_shapes.params)
+
+
+@pytest.mark.parametrize(
+  ("recipe", "command"),
+  [
+    ("digits", "vit_jax.predict --weights=runs/a PHOTO"),
+    (
+      "dinov2",
+      "vit_jax.fewshot --config=configs/probes.py:knn,folder --config.image_size=224 "
+      "--config.evals.folder.data.path=LABELLED --weights=runs/a",
+    ),
+  ],
+)
+def test_run_ends_with_the_next_command(recipe, command):
+  path = f"{runs.ROOT}/configs/{recipe}.py" + ":folder" * (recipe == "dinov2")
+  run = build.complete(config.resolve(flags.load_config(path, {"data.path": "x", "init.from": "none"})))
+  assert train.suggest_next_command(run, pathlib.Path("runs/a")) == f"python -m {command}"

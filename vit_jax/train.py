@@ -122,11 +122,31 @@ def main(words: Sequence[str] | None = None) -> None:
     print_line(line)
   print_line(f"\n  figures   {workdir / 'result.json'}")
   print_line(f"  curves    tensorboard {schema.texts.format_flag('logdir', workdir / 'tensorboard')}")
+  print_line(f"  next      {suggest_next_command(run, workdir)}")
   if jax.process_index() == 0 and not arguments.no_report:
     from vit_jax.reports import report  # drawing libraries are slow to import
 
     if result != before or not (workdir / report.NAME).exists():
       report.make_final_report(workdir)
+
+
+def suggest_next_command(run: BoundRun, workdir: pathlib.Path) -> str:
+  """Returns a command that uses the weights of a run.
+
+  The command predicts classes, or probes the features of a model without classes.
+
+  Args:
+    run: a completed run.
+    workdir: the workdir.
+  """
+  weights = schema.texts.format_flag("weights", workdir)
+  if run.learns_classes:
+    return f"python -m vit_jax.predict {weights} PHOTO"
+  size = schema.texts.format_flag("config.image_size", run.data.image_size)
+  return (
+    f"python -m vit_jax.fewshot --config=configs/probes.py:knn,folder {size} "
+    f"--config.evals.folder.data.path=LABELLED {weights}"
+  )
 
 
 def draw_first_batch(run: BoundRun, source: sources.Source) -> dict[str, bytes]:

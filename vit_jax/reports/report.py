@@ -160,6 +160,7 @@ def make_final_report(workdir: pathlib.Path) -> None:
   If several processes share the devices, parts that need the weights are omitted. `vit_jax.report` adds them on one
   machine.
   """
+  print_line("writing the report")
   try:
     make_report([workdir], workdir / NAME, limit=outcomes.LIMIT if jax.process_count() == 1 else 0)
   except (ConfigError, OSError, runtime.Stop, jax.errors.JaxRuntimeError) as error:
