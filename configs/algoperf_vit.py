@@ -1,8 +1,13 @@
 """ViT-S/16 on ImageNet with NadamW: the baseline of AlgoPerf's workload imagenet_vit (Dahl et al. 2023).
 
 Command:   python -m vit_jax.train --config=configs/algoperf_vit.py:2 --workdir=runs/algoperf
-           The argument is the trial of the external tuning, 1 to 5
-Hardware:  published: 8 V100, at most 21.5 hours, in float32. On TPUs, --config.model.dtype=bfloat16 is faster
+           The argument selects the trial of the external tuning: algoperf_vit.py:1 to algoperf_vit.py:5. Default: 2
+Data:      python -m vit_jax.prepare imagenet2012
+           The archives of ImageNet need a registration. Without the archives, the command prints where to register and
+           the folder for them
+Hardware:  published: 8 V100, at most 21.5 hours, in float32. Planned in float32 (vit_jax.plan): v5e-4 12.4 of 15.8 GiB
+           and 11.7 hours, v5e-8 6.3 GiB and 4.8 hours. The run does not fit on v5e-1, where it needs 48.9 GiB.
+           --config.optim.accumulate=4 computes the batch in four parts. --config.model.dtype=bfloat16 is faster
 Result:    published top-1 on the validation images after 90 % of the steps, mean of four seeds: trial 2 78.27 %,
            trial 1 75.56 %. The target of the benchmark is 77.309 %. The logs end at about 90 % of the steps
 Source:    mlcommons/algorithmic-efficiency for the workload, mlcommons/submissions_algorithms for the trials (v0.5).
