@@ -56,7 +56,7 @@ def test_measurement_has_limits_and_no_keys_of_a_run():
     ("batch", "6.5", r"config.batch: expected an integer of at least 1, got '6.5'"),
     ("batch", "0", r"config.batch: 0 is out of range. Allowed: \[1"),
     ("batch", "True", r"config.batch: expected an integer of at least 1, got 'True'"),
-    ("total", "5 epochs", r"config.total: '5 epochs' is not a duration"),
+    ("total", "5 epochs", r"config.total: '5 epochs' is not a length of training"),
     ("seed", "-1", r"config.seed: -1 is out of range"),
     ("seed", "none", r"config.seed: expected an integer of at least 0, got 'none'. Write a value such as 1$"),
     ("model", "ViT-S/16", r"config.model: 'ViT-S/16' is not a choice. Write dict\(name="),

@@ -28,7 +28,7 @@ def test_durations_are_rounded_to_the_nearest_step(text, steps):
 
 @pytest.mark.parametrize("text", ["", "ten", "5q", "-5", "5 %%", "1e3", True, None, "k", "ep", "9" * 30])
 def test_invalid_duration_is_refused(text):
-  with pytest.raises(ConfigError, match=r"not a duration|longer than any run"):
+  with pytest.raises(ConfigError, match=r"not a length of training|longer than any run"):
     Duration(text)
 
 
@@ -190,7 +190,7 @@ def test_arguments_without_a_name_belong_to_the_default():
     ({"named": schema.Text("[]")}, "named", "'[]' is not a set of named entries. Set an entry with"),
     ({"listed": [{"name": "steady"}, {"name": "moving", "by": 0}]}, "listed[1].by", "0 is out of range"),
     ({"evry": "5%"}, "evry", "Did you mean 'every'"),
-    ({"every": "often"}, "every", "'often' is not a duration"),
+    ({"every": "often"}, "every", "'often' is not a length of training"),
   ],
 )
 def test_error_in_a_nested_choice_names_its_full_key(args, key, expected_message):

@@ -14,7 +14,7 @@ def test_duration_is_a_number_of_steps(text, steps):
 
 @pytest.mark.parametrize("text", ["", "ten", "5 epochs", "-1", "1e3"])
 def test_invalid_duration_is_refused(text):
-  with pytest.raises(ConfigError, match="is not a duration"):
+  with pytest.raises(ConfigError, match="is not a length of training"):
     types.Duration(text)
 
 

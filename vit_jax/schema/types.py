@@ -82,8 +82,8 @@ class Duration(str):
     match = cls._FORM.fullmatch(text)
     if isinstance(value, bool) or not match:
       raise ConfigError(
-        f"{show(value)} is not a duration. Write steps as 500 or '10k', epochs as '90ep', examples as '2Mex', or a "
-        "percentage as '5%'"
+        f"{show(value)} is not a length of training. Write steps as 500 or '10k', epochs as '90ep', examples as "
+        "'2Mex', or a percentage as '5%'"
       )
     self = super().__new__(cls, text)
     number, scale, unit = match.groups()
