@@ -27,6 +27,9 @@ ADDED = [
   {"batch": "4"},
   {},
   {},
+  {},
+  {"total": "1", "batch": "2", "data.image_size": "56", "model.dtype": "float32"},
+  {},
 ]
 
 
@@ -69,7 +72,7 @@ def home(tmp_path_factory):
   page = PAGE.read_text().replace("--inspect FILE", "--inspect dinov2_vitb14_reg4_pretrain.pth")
   documented = [checks.words(command)[2:] for command in extraction.of_markdown(page)]
   verbs = [module.removeprefix("vit_jax.") for module, *_ in documented]
-  assert verbs == ["train", "train", "fewshot", "fewshot", "convert", "convert"]
+  assert verbs == ["train", "train", "fewshot", "fewshot", "convert", "convert", "predict", "train", "convert"]
   given = [
     [verb, *words[1:], *(f"--config.{key}={text}" for key, text in added.items())]
     for verb, words, added in zip(verbs, documented, ADDED, strict=True)
@@ -78,7 +81,7 @@ def home(tmp_path_factory):
     [sys.executable, "-m", "tests.several", json.dumps(given)],
     cwd=folder, env=environment(), capture_output=True, text=True,
   )  # fmt: skip
-  assert done.returncode == 0 and done.stdout.count("exit 0\n") == 6, done.stdout[-5000:] + done.stderr[-3000:]
+  assert done.returncode == 0 and done.stdout.count("exit 0\n") == 9, done.stdout[-5000:] + done.stderr[-3000:]
   return folder, done.stdout.split("exit 0\n")
 
 
@@ -98,7 +101,7 @@ def test_runs_continue_from_the_published_weights(home):
 
 
 def test_inspection_prints_the_name_and_the_flag_of_the_page(home):
-  assert "vit_base_patch14_reg4_dinov2" in home[1][5] and "--config.model.position=learned" in home[1][5]
+  assert "vit_base_patch14_reg4_dinov2" in home[1][-2] and "--config.model.position=learned" in home[1][-2]
 
 
 def test_features_are_measured_before_and_after_at_the_same_size(home):
@@ -107,8 +110,20 @@ def test_features_are_measured_before_and_after_at_the_same_size(home):
     assert all(f"knn{count}" in printed for count in (10, 20, 100, 200)), printed
 
 
-def test_exported_file_contains_the_teacher(home):
+def test_features_of_photographs_are_written(home):
+  features = np.load(home[0] / "features.npz")
+  assert any(array.shape[-1:] == (384,) and np.isfinite(array).all() for array in features.values()), {**features}
+
+
+def test_next_run_starts_from_the_adapted_weights(home):
+  assert (home[0] / "runs/classes/result.json").exists()
+
+
+def test_exported_files_contain_the_teacher(home):
   _, exported = importers.load(home[0] / "adapted/model.safetensors")
   _, teacher = importers.load(home[0] / "runs/adapted", ema=True)
   for path, array in teacher.items():
     np.testing.assert_array_equal(exported[path], array, err_msg=path)
+  _, exported = importers.load(home[0] / "adapted_hf/model.safetensors")
+  for path in teacher:
+    np.testing.assert_allclose(exported[path], teacher[path], atol=1e-6, err_msg=path)
