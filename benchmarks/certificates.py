@@ -4,7 +4,7 @@ False alarms: each published seed is compared with the band of the other seeds o
 Misses: the seeds of each setting are compared with the bands of the other settings. A miss is a run with other
 settings that has only verdicts "on track" up to 10 % of its steps.
 
-The settings 1 and 3 of AlgoPerf differ in the label smoothing only, which changes the accuracy later.
+Trials 1 and 3 of AlgoPerf differ only in the label smoothing, which changes the accuracy later.
 """
 
 import itertools
@@ -48,7 +48,7 @@ def measure_false_alarms(curves: Sequence[Curve]) -> tuple[int, int, int]:
   wrong = count = stopped = 0
   for curve in curves:
     for index, seed in enumerate(curve.seeds):
-      verdicts = judge_seed(curve.without_seed(index), curve.fractions, seed)
+      verdicts = judge_seed(curve.remove_seed(index), curve.fractions, seed)
       wrong += sum(verdict != certificates.ON_TRACK for verdict in verdicts)
       count += len(verdicts)
       stopped += (certificates.BELOW, certificates.BELOW) in itertools.pairwise(verdicts)

@@ -31,7 +31,7 @@ ALGOPERF_STEPS = 186_666
 SIZES = {"small": "S", "base": "B", "large": "L", "huge": "H"}
 # Top-1 of four fine-tuned models with the same weights, in per cent (facebookresearch/mae, FINETUNE.md).
 MAE = ((83.63, 83.66, 83.52, 83.46), (85.95, 85.87, 85.76, 85.88))
-SINGLE = 2.0  # factor of a borrowed standard deviation; an estimate
+BORROWED_FACTOR = 2.0  # factor of a borrowed standard deviation; an estimate
 # Top-1 of big_vision's ViT-S/16 for 90 epochs by fractions of the steps. Read from a figure, except the last.
 BIG_VISION = {0.05: 15.4, 0.1: 33.1, 0.25: 54.9, 0.5: 65.2, 0.75: 72.9, 0.9: 75.8, 1.0: 76.23}
 
@@ -127,8 +127,13 @@ def describe_single_spread(epochs: int) -> dict[str, Any]:
   if epochs == 20:
     std = statistics.mean(statistics.variance(seeds) for seeds in MAE) ** 0.5 / 100
     note = "twice that of four fine-tuned models of MAE"
-    return {"std": round(std, 5), "degrees": sum(len(seeds) - 1 for seeds in MAE), "factor": SINGLE, "note": note}
-  return {"of": "algoperf", "factor": SINGLE, "note": "twice that of AlgoPerf's runs at the same fraction"}
+    return {
+      "std": round(std, 5),
+      "degrees": sum(len(seeds) - 1 for seeds in MAE),
+      "factor": BORROWED_FACTOR,
+      "note": note,
+    }
+  return {"of": "algoperf", "factor": BORROWED_FACTOR, "note": "twice that of AlgoPerf's runs at the same fraction"}
 
 
 def convert_big_vision() -> dict[str, Any]:
@@ -138,7 +143,7 @@ def convert_big_vision() -> dict[str, Any]:
   return {
     "source": "github.com/sayakpaul/big_vision_experiments",
     "published": "one run of big_vision on a TPU v3-8, read from a figure",
-    "curves": [curve | {"spread": describe_single_spread(90), "reading": 0.003}],
+    "curves": [curve | {"spread": describe_single_spread(90), "reading_error": 0.003}],
   }
 
 
@@ -152,7 +157,7 @@ def convert_digits(folder: pathlib.Path) -> dict[str, Any]:
   total = max(seeds[0])
   fractions = [step / total for step in seeds[0]]
   return {
-    "source": "five seeds of this project, two CPU cores",
+    "source": "docs/guides/on-track.md",
     "published": "five seeds of this project on CPUs",
     "curves": [make_curve("configs/digits.py", "test", fractions, [list(seed.values()) for seed in seeds])],
   }

@@ -155,7 +155,7 @@ def test_accuracy_of_known_weights_is_compared_with_the_published_accuracy(tmp_p
   changes = {"data.test_crop.ratio": "0.9"} | changes
   run = build.complete(config.resolve(flags.load_config(str(runs.ROOT / "configs/deit.py:S"), changes)))
   measured = dict.fromkeys(("validation/", "real/", "v2/"), Outcome({"top1": 0.798, "images": 50_000}, None))
-  lines = evaluate.compare_with_published(run, str(tmp_path / weights), measured)
+  lines = evaluate.compare_accuracy(run, str(tmp_path / weights), measured)
   assert len(lines) == (words is not None) and all(words in line for line in lines)
 
 

@@ -117,7 +117,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with watch.phase("evaluation"):
       measured, intervals = evaluate(experiment, state, arguments.workdir or arguments.weights, watch.poll)
     if jax.process_index() == 0:
-      for line in compare_with_published(run, arguments.weights, measured) if arguments.weights else ():
+      for line in compare_accuracy(run, arguments.weights, measured) if arguments.weights else ():
         runtime.print_line(f"  {line}")
       write_outputs(measured, intervals, arguments.write_predictions, arguments.report)
 
@@ -187,7 +187,7 @@ def warn_of_normalisation(weights: str, run: BoundRun) -> None:
     logging.warning("images for these weights are usually normalised differently from this config: %s", other)
 
 
-def compare_with_published(run: BoundRun, weights: str, measured: Mapping[str, Outcome]) -> list[str]:
+def compare_accuracy(run: BoundRun, weights: str, measured: Mapping[str, Outcome]) -> list[str]:
   """Returns lines that compare measured accuracies on ImageNet's validation images with the published accuracy.
 
   Args:

@@ -68,19 +68,19 @@ def test_other_types_double_the_width_and_a_reading_error_is_added():
   plain = make_curve([[0.5], [0.52]], [1.0])
   band, wide = plain.compute_band(1.0), plain.compute_band(1.0, widened=True)
   assert wide.half_width == pytest.approx(2 * band.half_width)
-  read = make_curve([[0.5], [0.52]], [1.0], reading=0.003).compute_band(1.0)
+  read = make_curve([[0.5], [0.52]], [1.0], reading_error=0.003).compute_band(1.0)
   assert read.half_width == pytest.approx(band.half_width + 0.003)
   assert make_curve([[0.9], [0.99]], [1.0]).compute_band(1.0).high == 1.0
 
 
 def test_curve_without_a_seed_has_a_spread_without_it():
   curve = ALGOPERF[1]
-  left = curve.without_seed(2)
+  left = curve.remove_seed(2)
   assert len(left.seeds) == 3 and left.spread.total_degrees == curve.spread.total_degrees - 1
   np.testing.assert_allclose(left.spread.variances[1], curve.seeds[[0, 1, 3]].var(0, ddof=1))
   np.testing.assert_array_equal(left.spread.variances[0], curve.spread.variances[0])
   with pytest.raises(ValueError, match="single seed"):
-    next(each for each in certificates.list_curves() if "deit3" in each.name).without_seed(0)
+    next(each for each in certificates.list_curves() if "deit3" in each.name).remove_seed(0)
 
 
 def test_published_means_are_those_of_the_reference_table():
@@ -153,7 +153,7 @@ def test_converter_reads_the_digits_of_workdirs(tmp_path, monkeypatch):
 
 
 def test_bands_of_different_settings_are_narrower_than_their_distance():
-  """Checks that the check is able to fail: at 10 %, trial 2 is far from all others."""
+  """At 10 %, the means of the trials differ by more than half of the width of a range."""
   for a, b in itertools.combinations((0, 1, 3, 4), 2):
     one, other = ALGOPERF[a].compute_band(0.1), ALGOPERF[b].compute_band(0.1)
     assert abs(one.mean - other.mean) > one.half_width

@@ -66,8 +66,9 @@ def test_comparison_continues_from_its_record():
 def test_texts():
   certificate = make()
   line = certificate.format_verdict(certificate.add(100, {"top1": 0.5}))
-  half = 100 * CURVE.compute_band(0.1).half_width
-  assert line == f"10 %: top-1 50.0 %, published 51.0 ± {half:.1f} % (6 seeds): on track"
+  band = CURVE.compute_band(0.1)
+  expected = f"{100 * band.low:.1f} to {100 * band.high:.1f}"
+  assert line == f"10 %: top-1 50.0 %, published 51.0 % (6 seeds), expected {expected} %: on track"
   assert make().format_summary() == ""
   for step, value in ((250, 0.0), (500, 1.0), (750, 0.5)):
     certificate.add(step, {"top1": value})

@@ -24,27 +24,27 @@ def run(tmp_path, monkeypatch):
 
 
 def test_verdicts_of_recorded_evaluations(run):
-  verdicts = published.find_certificate(run).verdicts
+  verdicts = published.compare_recorded_run(run).verdicts
   assert [(each.step, each.verdict) for each in verdicts] == [(3, "on track"), (6, "below"), (12, "on track")]
   (table,) = published.make_tables([run])
   assert table.title == "a and the published curve of recipe"
-  assert [(row[0], row[1], row[3]) for row in table.rows] == [
+  assert [(row[0], row[1], row[4]) for row in table.rows] == [
     ("25 %", "80.00", "on track"), ("50 %", "10.00", "below"), ("100 %", "90.00", "on track"),
   ]  # fmt: skip
-  assert all(re.fullmatch(r"80\.00 ± \d+\.\d\d", row[2]) for row in table.rows)
+  assert all(row[2] == "80.00" and re.fullmatch(r"\d+\.\d to \d+\.\d", row[3]) for row in table.rows)
 
 
 def test_band_is_drawn_once_behind_the_accuracy_over_images(run):
   (band,) = published.find_bands([run, run])
   np.testing.assert_array_equal(band.images, [0, 12 * 16])
-  expected = published.find_certificate(run).match.curve.compute_band(1.0)
+  expected = published.compare_recorded_run(run).match.curve.compute_band(1.0)
   assert (band.low[1], band.high[1]) == (expected.low, expected.high)
   chapter = curves.make_chapter([run])
   plain = curves.make_chapter([dataclasses.replace(run, run=with_certificate(run.run, "off"))])
   changed = [a != b for a, b in zip(chapter.parts[0].svgs, plain.parts[0].svgs, strict=True)]
   titles = [panel.title for panel in curves.select_panels([run])]
   assert [title for title, other in zip(titles, changed, strict=True) if other] == ["top-1"]
-  assert "The grey area is the range of 99 % around the published curve of recipe." in chapter.parts[0].about
+  assert "The grey area contains a further run of recipe with a probability of 99 %." in chapter.parts[0].about
   assert "grey area" not in plain.parts[0].about
 
 
@@ -55,4 +55,4 @@ def with_certificate(run, mode):
 def test_run_with_another_config_has_a_note_but_no_band(tmp_path, run):
   other = read(tmp_path, "other", optim__lr=1e-3)
   assert published.find_bands([other]) == [] and published.make_tables([other]) == []
-  assert "optim.lr" in published.find_certificate(other).reason
+  assert "optim.lr" in published.compare_recorded_run(other).reason

@@ -19,7 +19,7 @@ STEPS = 12
 
 
 def publish(run, level, monkeypatch):
-  """Publishes a curve of a run with three seeds and an accuracy of about `level` at each fraction."""
+  """Adds a published curve with three seeds, whose accuracy is about `level` at each fraction."""
   fractions = np.array([0.0, 1.0])
   seeds = np.clip(level + np.array([[-0.01], [0.0], [0.01]]) * np.ones(2), 0, 1)
   spread = curves.Spread(fractions, seeds.var(0, ddof=1)[None], np.array([2]))
@@ -54,7 +54,7 @@ def test_run_below_the_curve_stops_with_46_and_continues_with_report(parts, tmp_
   assert "is below the published curve of recipe twice in a row. Step 2 is saved" in str(stopped.value)
   text = capsys.readouterr().out
   assert "compared with recipe: three seeds (address)" in text
-  assert text.count("(3 seeds): below") == 2 and "8.33 %: top-1 " in text
+  assert text.count("%: below") == 2 and "8.33 %: top-1 " in text
   continued = loop.train(with_certificate(parts, "report"), tmp_path / "stopped")
   assert continued["certificate"] == whole["certificate"]
   assert continued["weights_sha256"] == whole["weights_sha256"]

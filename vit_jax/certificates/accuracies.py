@@ -66,7 +66,7 @@ class Accuracy(NamedTuple):
       return f"{about}; not compared, because of {'; '.join(differences)}"
     close = abs(top1 - self.top1) <= TOLERANCE
     verdict = "as published" if close else f"{'below' if top1 < self.top1 else 'above'} the published accuracy"
-    return f"top-1 {100 * top1:.2f} %, {about}, tolerance {100 * TOLERANCE:g}: {verdict}"
+    return f"top-1 {100 * top1:.2f} %, {about}, tolerance {100 * TOLERANCE:g} points: {verdict}"
 
 
 def find_accuracy(names: Iterable[str]) -> Accuracy | None:

@@ -94,7 +94,7 @@ class Curve:
     spread: spread between seeds in the settings of the same source. For single runs, the spread is borrowed.
     setting: index of this curve's setting in the spread, or None if the spread is borrowed.
     factor: factor of the standard deviation. It is larger than 1 for a borrowed spread.
-    reading: error of the values, for example of values that were read from a figure.
+    reading_error: largest error of values that were read from a figure, as a share.
     note: origin of a borrowed spread, or "".
   """
 
@@ -108,7 +108,7 @@ class Curve:
   spread: Spread
   setting: int | None = None
   factor: float = 1.0
-  reading: float = 0.0
+  reading_error: float = 0.0
   note: str = ""
 
   def compute_band(self, fraction: float, widened: bool = False) -> Band | None:
@@ -128,10 +128,10 @@ class Curve:
     mean = float(np.mean([np.interp(fraction, self.fractions, seed) for seed in self.seeds]))
     quantile = stats.t.ppf((1 + LEVEL) / 2, self.spread.total_degrees)
     std = self.factor * self.spread.compute_std(fraction, self.setting) * (1 + 1 / len(self.seeds)) ** 0.5
-    return Band(mean, float((quantile * std + self.reading) * (WIDENING if widened else 1.0)))
+    return Band(mean, float((quantile * std + self.reading_error) * (WIDENING if widened else 1.0)))
 
-  def without_seed(self, index: int) -> "Curve":
-    """Returns the curve without one of its seeds, which its spread contains no longer.
+  def remove_seed(self, index: int) -> "Curve":
+    """Returns the curve and its spread without one seed.
 
     Args:
       index: index of the seed.
@@ -185,7 +185,7 @@ def _make_curve(content: Mapping[str, Any], curve: Mapping[str, Any], index: int
     spread=spread,
     setting=None if borrowed else index,
     factor=borrowed["factor"] if borrowed else 1.0,
-    reading=curve.get("reading", 0.0),
+    reading_error=curve.get("reading_error", 0.0),
     note=borrowed["note"] if borrowed else "",
   )
 

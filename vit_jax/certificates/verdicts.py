@@ -12,7 +12,7 @@ MILESTONES = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 ON_TRACK, BELOW, ABOVE = "on track", "below", "above"
 
 
-class Verdict(NamedTuple):
+class CurveCheck(NamedTuple):
   """The comparison of an evaluation with a curve.
 
   Attributes:
@@ -51,11 +51,11 @@ class Certificate:
 
   match: Match
   total: int
-  verdicts: list[Verdict]
+  verdicts: list[CurveCheck]
 
   def __init__(self, match: Match, total: int, verdicts: Sequence[Mapping[str, Any]] = ()) -> None:
     self.match, self.total = match, total
-    self.verdicts = [Verdict(*(each[name] for name in Verdict._fields)) for each in verdicts]
+    self.verdicts = [CurveCheck(*(each[name] for name in CurveCheck._fields)) for each in verdicts]
 
   @property
   def reason(self) -> str:
@@ -72,7 +72,7 @@ class Certificate:
     """True if the last two verdicts are "below"."""
     return [each.verdict for each in self.verdicts[-2:]] == [BELOW, BELOW]
 
-  def add(self, step: int, figures: Mapping[str, float]) -> Verdict | None:
+  def add(self, step: int, figures: Mapping[str, float]) -> CurveCheck | None:
     """Compares the figures of a step, if this step is the first evaluation at or after a milestone.
 
     Args:
@@ -92,7 +92,7 @@ class Certificate:
     if band is None:
       return None
     value = figures[self.figure]
-    verdict = Verdict(step, fraction, value, band.mean, band.half_width, judge(value, band))
+    verdict = CurveCheck(step, fraction, value, band.mean, band.half_width, judge(value, band))
     self.verdicts.append(verdict)
     return verdict
 
@@ -105,13 +105,19 @@ class Certificate:
     line += f"; spread: {curve.note}" if curve.note else ""
     return line + (f"; range doubled, because of {'; '.join(self.match.widened)}" if self.match.widened else "")
 
-  def format_verdict(self, verdict: Verdict) -> str:
-    """Returns a verdict as a line, for example "10 %: top-1 52.7 %, published 52.9 ± 1.2 % (4 seeds): on track"."""
+  def format_verdict(self, check: CurveCheck) -> str:
+    """Returns a comparison as a line.
+
+    The form is "10 %: top-1 52.7 %, published 52.9 % (4 seeds), expected 51.7 to 54.1 %: on track".
+
+    Args:
+      check: the comparison.
+    """
     count = len(self.match.curve.seeds)
     return (
-      f"{format_percent(verdict.fraction)} %: top-1 {100 * verdict.value:.1f} %, "
-      f"published {100 * verdict.mean:.1f} ± {100 * verdict.half_width:.1f} % "
-      f"({count} seed{'s' * (count > 1)}): {verdict.verdict}"
+      f"{format_percent(check.fraction)} %: top-1 {100 * check.value:.1f} %, "
+      f"published {100 * check.mean:.1f} % ({count} seed{'s' * (count > 1)}), "
+      f"expected {format_range(check)} %: {check.verdict}"
     )
 
   def format_summary(self) -> str:
@@ -136,6 +142,12 @@ class Certificate:
       "summary": self.format_summary(),
       "verdicts": [each._asdict() for each in self.verdicts],
     }
+
+
+def format_range(check: CurveCheck) -> str:
+  """Returns the expected range of a comparison in per cent, such as "51.7 to 54.1"."""
+  band = Band(check.mean, check.half_width)
+  return f"{100 * band.low:.1f} to {100 * band.high:.1f}"
 
 
 def format_percent(share: float) -> str:

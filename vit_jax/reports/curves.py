@@ -48,9 +48,8 @@ def make_chapter(runs: Sequence[RecordedRun]) -> Chapter:
     about += " For probes, dashed lines show the averaged weights."
   bands = published.find_bands(runs)
   if bands:
-    about += (
-      f" The grey area is the range of 99 % around the published curve of {' and '.join(b.curve for b in bands)}."
-    )
+    names_of_curves = " or ".join(band.curve for band in bands)
+    about += f" The grey area contains a further run of {names_of_curves} with a probability of 99 %."
   names = [draw_legend(runs)] if len(runs) > FEW else []
   if images := [draw_panel(runs, panel, "images", bands) for panel in select_panels(runs)]:
     parts.append(Charts("Against images seen", images + names, about))

@@ -30,7 +30,7 @@ class PublishedBand(NamedTuple):
   high: np.ndarray
 
 
-def find_certificate(run: RecordedRun) -> certificates.Certificate | None:
+def compare_recorded_run(run: RecordedRun) -> certificates.Certificate | None:
   """Returns the comparison of all recorded evaluations with the published curve, or None if there is no such curve.
 
   Args:
@@ -53,7 +53,7 @@ def find_bands(runs: Sequence[RecordedRun]) -> list[PublishedBand]:
   """
   bands = {}
   for run in runs:
-    certificate = find_certificate(run)
+    certificate = compare_recorded_run(run)
     if certificate and not certificate.reason and run.total:
       match = certificate.match
       shares = match.curve.fractions
@@ -73,17 +73,25 @@ def make_tables(runs: Sequence[RecordedRun]) -> list[Table]:
   """
   tables = []
   for run in runs:
-    certificate = find_certificate(run)
+    certificate = compare_recorded_run(run)
     if certificate and certificate.verdicts:
       title = f"{run.name} and the published curve of {certificate.match.curve.name}"
       rows = [
         [
           f"{100 * each.fraction:.3g} %",
           f"{100 * each.value:.2f}",
-          f"{100 * each.mean:.2f} ± {100 * each.half_width:.2f}",
+          f"{100 * each.mean:.2f}",
+          certificates.format_range(each),
           each.verdict,
         ]
         for each in certificate.verdicts
       ]
-      tables.append(Table(title, ["schedule", "top-1, %", "published, %", "verdict"], rows, certificate.format_start()))
+      tables.append(
+        Table(
+          title,
+          ["schedule", "top-1, %", "published mean, %", "expected, %", "verdict"],
+          rows,
+          certificate.format_start(),
+        )
+      )
   return tables

@@ -400,13 +400,13 @@ def evaluate(session: Session, due: Mapping[str, Eval], step: int, state: steps.
       raise make_not_finite_error(step, str(error), session.store) from error
     figures = outcomes.collect_figures(measured)
   session.log.write_evaluation(step, figures)  # outside of the phase, which may be interrupted
-  compare_with_published(session, step, figures)
+  compare_with_curve(session, step, figures)
   with session.log.phase("evaluation", step):
     session.log.draw(step, measured)
   return figures
 
 
-def compare_with_published(session: Session, step: int, figures: Mapping[str, float]) -> None:
+def compare_with_curve(session: Session, step: int, figures: Mapping[str, float]) -> None:
   """Prints whether the figures of a step are inside the published range.
 
   A run with `config.log.certificate=stop` is asked to stop if it is below the range twice in a row.
