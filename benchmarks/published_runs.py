@@ -32,7 +32,7 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 # DeiT III S on ImageNet-21k, which decodes each image that it uses. The others decode one of three.
 DEIT3_JAX_RATE = {"randaugment": 5000, "three_augment": 6800, "decoding": 5500}
 # A fourth of the processes reads for evaluations and decodes each image.
-DEIT3_JAX_EVALUATING = DEIT3_JAX_RATE["decoding"] / 4
+DEIT3_JAX_EVALUATION_RATE = DEIT3_JAX_RATE["decoding"] / 4
 # Images/s of a host with big_vision: 48 threads of tf.data (`private_threadpool_size`), and the core seconds per image
 # that `benchmarks.input_pipeline` measured for tf.data (docs/results/speed.md) on another CPU: 7.3 to 8.6 and 2.1 to
 # 2.7 ms.
@@ -56,8 +56,8 @@ class StepProgram(NamedTuple):
     hours: published hours, as (number of epochs, hours).
     epoch: images of an epoch.
     host_rate: images/s of a host.
-    evaluated: images that are evaluated per epoch, in forward passes of the trained model.
-    evaluating: images/s of a host in evaluations.
+    evaluated_images: images that are evaluated per epoch, in forward passes of the trained model.
+    evaluation_rate: images/s of a host in evaluations.
     depths: numbers of blocks to compile, if not all are compiled.
   """
 
@@ -67,8 +67,8 @@ class StepProgram(NamedTuple):
   hours: tuple[tuple[int, float], ...]
   epoch: int
   host_rate: float
-  evaluated: float
-  evaluating: float = float("inf")
+  evaluated_images: float
+  evaluation_rate: float = float("inf")
   depths: tuple[int, int] | None = None
 
 
@@ -121,7 +121,7 @@ def _deit3(
     13_151_276 if i21k else 1_281_167,  # ImageNet-21k is the version of winter 2021
     DEIT3_JAX_RATE[work],
     0.0 if i21k else count_evaluated(VALIDATION, 512, 1),
-    evaluating=DEIT3_JAX_EVALUATING,
+    evaluation_rate=DEIT3_JAX_EVALUATION_RATE,
     depths=depths,
   )
 
@@ -218,7 +218,7 @@ def list_programs(folder: pathlib.Path) -> tuple[StepProgram, ...]:
   Args:
     folder: directory for temporary files.
   """
-  epoch, student = 1_268_356, BIG_VISION | MINITRAIN
+  epoch, student = 1_268_355, BIG_VISION | MINITRAIN
   # Distances between student and teacher are not evaluated on the images with other labels.
   both = {f"{name} distance": number * (1 + TEACHER) for name, number in student.items() if name != "real"}
   rate = BIG_VISION_RATE

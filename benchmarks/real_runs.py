@@ -9,10 +9,11 @@ program. The compiler takes more than 19 GB for the 32 unrolled blocks of H. The
 from 8 and 16 blocks. This is exact if all blocks take equal time. (L from 6 and 12 of its 24 blocks: 186.8 ms, compiled
 186.6.)
 
-`steps` is the time of the devices, with the all-reduce, which plans do not overlap. `evaluations` is additional time:
-forward passes, or reading by the processes of deit3-jax for evaluations. A run is marked `input` if its hosts need
-longer for its images than its devices for steps and evaluations. Hosts continue to read while devices evaluate. The
-start of a run is not included. Two lengths of Mixer-B/16 are published, which imply 0.2 to 1.8 minutes for the start.
+`steps` is the time of the devices and includes the all-reduce. Plans assume that the all-reduce does not overlap with
+computation. `evaluations` is additional time: forward passes, or reading by the processes of deit3-jax for evaluations.
+A run is marked `input` if its hosts need more time for the images than its devices need for steps and evaluations.
+Hosts continue to read while devices evaluate. The start of a run is not included. Two lengths of Mixer-B/16 are
+published, which imply 0.2 to 1.8 minutes for the start.
 
 --memory checks that ViT-g/14 fits with 32 images per core of a v3-512, as published. Needs `pip install -e '.[tpu]'`
 and no TPU.
@@ -112,13 +113,13 @@ def compute_times(program: StepProgram, plans: list[estimate.Plan]) -> StepTimes
   return StepTimes(*(b + beyond * (b - a) for a, b in zip(*planned, strict=True)))
 
 
-def make_rows(program: StepProgram, batch: int, of: StepTimes) -> list[RunHours]:
+def make_rows(program: StepProgram, batch: int, times: StepTimes) -> list[RunHours]:
   """Returns the runs of a program.
 
   Args:
     program: the program.
     batch: its batch size.
-    of: its times.
+    times: its times.
   """
   hosts = hardware.parse_slice(program.slice).hosts
   return [
@@ -126,9 +127,9 @@ def make_rows(program: StepProgram, batch: int, of: StepTimes) -> list[RunHours]
       program.name,
       epochs,
       published,
-      steps=epochs * program.epoch / batch * of.step / 3600,
-      links=epochs * program.epoch / batch * of.links / 3600,
-      evaluations=epochs * program.evaluated * max(of.forward, 1 / (program.evaluating * hosts)) / 3600,
+      steps=epochs * program.epoch / batch * times.step / 3600,
+      links=epochs * program.epoch / batch * times.links / 3600,
+      evaluations=epochs * program.evaluated_images * max(times.forward, 1 / (program.evaluation_rate * hosts)) / 3600,
       input=epochs * program.epoch / (program.host_rate * hosts) / 3600,
     )
     for epochs, published in program.hours
