@@ -66,7 +66,7 @@ def names_of_training():
 def names_of_results():
   """Returns the keys of result.json that are not figures, those of figures.json, and those of fewshot's JSON."""
   accounted = {*goodput.PHASES.values(), goodput.LOST, goodput.BETWEEN, *keys_in(goodput.GoodputTracker.goodput)}
-  result = keys_in(loop.collect_metadata) | keys_in(loop.describe_ranking) | {"skipped_images"}
+  result = keys_in(loop.collect_metadata) | keys_in(loop.describe_ranking) | {"skipped_images", "certificate"}
   result |= keys_in(training_log.TrainingLog.describe_target)
   written = keys_in(fewshot.write_outputs) - {"evals"}  # contains the entries of each evaluation
   return accounted | result | keys_in(evaluate.write_outputs) | keys_in(fewshot.outcome_to_json) | written
