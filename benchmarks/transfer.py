@@ -4,9 +4,8 @@ configs/ablations/objectives.py defines the starts: random weights, labels, mask
 three seeds each. All starts except random weights have the same number of steps and images. Models are trained on
 generated signs and on generated photographs (scenes). The probes of frozen features are nearest neighbours and a
 linear classifier. Models of signs are probed on digits, models of scenes on scenes. Test images are not used for
-decisions. All
-training uses the verbs of vit_jax. After a kill, the same command continues. The workdir contains transfer.md,
-transfer.json and transfer.png.
+decisions. All training uses the verbs of vit_jax. After a kill, the same command continues. The workdir contains
+transfer.md, transfer.json and transfer.png.
 """
 
 import json

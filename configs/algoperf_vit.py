@@ -1,10 +1,10 @@
 """ViT-S/16 on ImageNet with NadamW: the baseline of AlgoPerf's workload imagenet_vit (Dahl et al. 2023).
 
 Command:   python -m vit_jax.train --config=configs/algoperf_vit.py:2 --workdir=runs/algoperf
-           The argument selects the trial of the external tuning: algoperf_vit.py:1 to algoperf_vit.py:5. Default: 2
+           The argument selects one of the five published sets of hyper-parameters ("trials"), 1 to 5. Default: 2
 Data:      python -m vit_jax.prepare imagenet2012
-           The archives of ImageNet need a registration. Without the archives, the command prints where to register and
-           the folder for them
+           The archives of ImageNet require a registration. If they are missing, the command prints the address and the
+           folder for the archives
 Hardware:  published: 8 V100, at most 21.5 hours, in float32. Planned in float32 (vit_jax.plan): v5e-4 12.4 of 15.8 GiB
            and 11.7 hours, v5e-8 6.3 GiB and 4.8 hours. The run does not fit on v5e-1, where it needs 48.9 GiB.
            --config.optim.accumulate=4 computes the batch in four parts. --config.model.dtype=bfloat16 is faster

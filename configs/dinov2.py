@@ -176,8 +176,8 @@ def folder() -> ConfigDict:
 def glyphs() -> ConfigDict:
   """Returns a small run for demonstration. Gray signs need neither colour jitter nor blur nor solarization.
 
-  With the temperature 0.04 and the momentum 0.99, the output of the teacher stayed almost uniform in this short run.
-  With 0.02 and 0.95, its entropy fell from 6.84 to 4.17, and the rank of the features was 13.7 at the end.
+  With a temperature of 0.04 and a decay of the average (`ema`) of 0.99, the teacher's output stayed almost uniform.
+  With 0.02 and 0.95, the teacher's entropy fell from 6.84 to 4.17, and the rank of the features was 13.7 at the end.
   """
   nowhere = (0.0, 0.0, 0.0)
   return recipe(

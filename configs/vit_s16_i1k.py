@@ -2,8 +2,9 @@
 
 Command:   python -m vit_jax.train --config=configs/vit_s16_i1k.py --workdir=runs/s16
            This trains for 90 epochs. configs/vit_s16_i1k.py:150ep and :300ep train longer
-Hardware:  TPU v3-8, 6 to 7 hours for 90 epochs in float32 (big_vision); planned without evaluations: 6.2 in float32,
-           5.5 in bfloat16, and 4.4 with --config.optim.accumulate=2 (vit_jax.plan)
+Hardware:  TPU v3-8, 6 to 7 hours for 90 epochs in float32 (big_vision).
+           Planned hours without evaluations (vit_jax.plan): 6.2 in float32, 5.5 in bfloat16, and 4.4 in bfloat16 with
+           --config.optim.accumulate=2
 Result:    published: 76.5 % top-1 on the validation images for 90 epochs, 78.5 % for 150, 80.0 % for 300 (table 1);
            reproduced by others: 76.4 to 77.3 % for 90, 79.75 % for 300 (github.com/EIFY/mup-vit, issue 6)
 """

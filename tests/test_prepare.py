@@ -154,7 +154,8 @@ def test_corpus_accepts_the_keys_of_every_reader():
 def test_check_fails_for_a_folder_that_no_run_can_read(tmp_path, capsys):
   (tmp_path / "1.jpg").write_bytes((folders.folder(tmp_path / "photos", 1) / "train/cat/0.jpg").read_bytes())
   (tmp_path / "photos").rename(tmp_path / ".hidden")
-  with pytest.raises(schema.ConfigError, match=r"^--check: no run can read this folder: no images .* If it is a class"):
+  message = r"^--check: a run with the default settings cannot read this folder: no images .* If it is a class"
+  with pytest.raises(schema.ConfigError, match=message):
     prepare.main([f"--check={tmp_path}"])
   assert capsys.readouterr().out.endswith("no bad image\n")
 

@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
     words: arguments. The default is the arguments of the command line.
 
   Raises:
-    ConfigError: a flag or the config is invalid, or the run does not fit on any slice.
+    ConfigError: a flag or the config is invalid, or no plan is possible on any slice.
   """
   args, slices, run = parse_flags(words)
   plans = []
@@ -116,10 +116,10 @@ def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[h
 
 
 def describe_problems(plans: Sequence[estimate.Plan]) -> str:
-  """Returns the problem of a plan in one line. For several plans, returns only their slices.
+  """Returns the error of plans with problems in one line: the problem of a single plan, or the slices of several plans.
 
   Args:
-    plans: plans, each with a problem. Their lines have been printed.
+    plans: plans, each with a problem. The lines of several plans have been printed.
 
   Returns:
     The message, as in "v3-8: config.batch: 1,023 cannot be divided over 8 devices".
@@ -127,7 +127,7 @@ def describe_problems(plans: Sequence[estimate.Plan]) -> str:
   slices = ", ".join(dict.fromkeys(plan.rented for plan in plans))
   if len(plans) == 1:
     return f"{slices}: {str(plans[0].problem).partition(chr(10))[0]}"
-  return f"the run cannot be planned on {slices}. The lines above contain the reasons"
+  return f"no plan is possible on {slices}. See the reasons above"
 
 
 def print_model(run: BoundRun, whole: bool) -> None:

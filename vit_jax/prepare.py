@@ -16,7 +16,8 @@ the classes, and outliers.
 
 decodes every image of a folder and lists the bad ones. --move-bad moves them to another folder, which is created if
 necessary. Exit code 0 means that all images in the folder are good, after the move. Exit code 1 means that bad images
-remain in it. Exit code 2 means that no run can read the folder, for example because it has no folders of classes.
+remain in it. Exit code 2 means that a run with the default settings cannot read the folder, for example because it has
+no folders of classes.
 """
 
 import argparse
@@ -131,7 +132,7 @@ def check_folder(arguments: argparse.Namespace) -> None:
     raise schema.ConfigError(str(error)) from error
   print(*report.lines, sep="\n", flush=True)
   if report.problem:
-    raise schema.ConfigError(f"--check: no run can read this folder: {report.problem}")
+    raise schema.ConfigError(f"--check: a run with the default settings cannot read this folder: {report.problem}")
   if report.remaining:
     sys.exit(1)
 

@@ -115,7 +115,7 @@ def test_head_of_another_form_is_new(tmp_path, changes, reason):
   (True, False, "plain", "only the file has task/head/last/scale"),
   (True, False, "weight_norm", None),
   (False, False, "fixed_norm", "only the file has task/head/last/scale"),
-  (False, True, "fixed_norm", "the weights have no task/head/last/scale"),
+  (False, True, "fixed_norm", "the last layer of the weights has no normalisation (task/head/last/scale is missing)"),
   (False, True, "weight_norm", "only the task has task/head/last/scale"),
   (False, True, "plain", None),
 ])  # fmt: skip

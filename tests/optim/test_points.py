@@ -92,7 +92,7 @@ def test_schedule_free_clips_the_gradient_at_y():
 
 
 def test_schedule_free_matches_optax():
-  """Optax stores y as its parameters. Its weights of a warm-up are those of the next step, so this has no warm-up."""
+  """Compares with Optax, which stores y. There is no warm-up, because Optax weights it one step later."""
   params, _ = example()
   ours, points, _ = train(make_optimizer(params, STEPS, name="schedule_free", lr=LR), params)
   theirs = optax.contrib.schedule_free_adamw(LR)
@@ -121,10 +121,10 @@ def test_schedule_free_state_is_as_large_as_that_of_adamw():
   [
     ({"schedule": {"name": "cosine"}}, r"schedule\.name: 'cosine' changes the learning rate.*Set schedule to 'const"),
     ({"schedule": {"name": "stair", "at": ("1",), "factors": (0.1,)}}, r"schedule\.name: 'stair' changes"),
-    ({"schedule": {"name": "constant", "cooldown": "3"}}, r"schedule\.cooldown: 3, but 'schedule_free' needs a const"),
+    ({"schedule": {"name": "constant", "cooldown": "3"}}, r"schedule\.cooldown: expected 0, got 3\. 'schedule_free'"),
     (
       {"statistics": frozenset({"norm/scale"})},
-      r"name: 'schedule_free' does not support statistics such as 'norm/scale'",
+      r"name: 'schedule_free' does not support batch norms and centres, such as 'norm/scale'",
     ),
   ],
 )
@@ -140,7 +140,7 @@ def test_schedule_free_has_no_second_average():
     runs.parts(1, **SMALL["schedule_free"], optim__ema=0.9)
   changes = {"optim__name": "schedule_free", "optim__schedule": "constant", "optim__weight_decay_schedule": "constant"}
   with pytest.raises(
-    ConfigError, match=r"optim\.name: 'schedule_free' has no moving average, from which task 'dinov2'"
+    ConfigError, match=r"optim\.name: task 'dinov2' needs a moving average, but 'schedule_free' does not"
   ):
     self_distillation.parts("dinov2", 1, **changes)
 
@@ -149,7 +149,7 @@ def test_schedule_free_has_no_second_average():
 
 
 def squares(params, context, examples, key):
-  """A loss with noise of its key, a metric, and a statistic that the forward pass computes."""
+  """Returns a loss with noise that depends on the key, a metric, and a statistic of the forward pass."""
   noise = jax.random.normal(key, params["a"].shape)
   value = jnp.sum(examples["x"] * params["a"] ** 4 / 4) + jnp.sum(noise * params["a"]) + 3 * params["b"]
   return value, ({"a": params["a"][0]}, {"mean": params["a"].mean()})

@@ -22,8 +22,8 @@ with runtime.end_on_stop_signals(lambda: pathlib.Path(sys.argv[1]).unlink()):
 @pytest.mark.parametrize(
   ("number", "code", "message"),
   [
-    (signal.SIGINT, 130, "interrupted (Ctrl-C); the same command starts again\n"),
-    (signal.SIGTERM, 42, "stopped on request (SIGTERM); the same command starts again\n"),
+    (signal.SIGINT, 130, "interrupted (Ctrl-C); run the same command to start again\n"),
+    (signal.SIGTERM, 42, "stopped on request (SIGTERM); run the same command to start again\n"),
   ],
   ids=["SIGINT", "SIGTERM"],
 )

@@ -47,7 +47,7 @@ def test_restart_keeps_the_record_of_the_same_target():
     ({"value": 0.5}, r"config\.log\.target\.metric: missing"),
     ({"metric": "val/top1", "value": 0.5}, r"target\.metric: the run does not measure 'val/top1'. Did you mean 'test"),
     ({"metric": "ema_top1", "value": 0.5}, r"target\.metric: the run does not measure 'ema_top1'"),
-    ({"metric": "top1", "value": 77.3}, r"target\.value: 77\.3 is not a share"),
+    ({"metric": "top1", "value": 77.3}, r"target\.value: expected a share between 0 and 1, got 77\.3\."),
   ],
 )
 def test_invalid_targets_are_errors(changes, message):

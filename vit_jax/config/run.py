@@ -51,7 +51,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """A figure that a run shall reach. The run records the step and the hours at which it first reached the target.
+  """A value that a figure of a run is expected to reach. The run records the step and the hours when it does.
 
   Args:
     metric: name of a figure of an evaluation, as in `validation/top1`.
@@ -68,7 +68,7 @@ class Log:
 
   Args:
     every: interval between two records of the training metrics.
-    target: figure whose first occurrence is recorded.
+    target: figure and value. The run records the first evaluation that reaches the value.
     certificate: comparison of the evaluations with a published training curve of the same recipe. "report" prints and
       stores the verdicts. "stop" also ends a run that is below the published range twice in a row, with exit code 46.
       "off" makes no comparison.

@@ -27,7 +27,7 @@ SECONDS = 3.0  # maximum duration of a check at the start of a run
 # Bytes of JPEGs that a core decodes per second, and seconds per file during which the global interpreter lock is held.
 RATE, EACH = 4e7, 5e-4
 FEW = 10  # a class with fewer images is difficult to learn
-SHOWN = 20  # maximum number of such classes, and of skipped images, in the output
+SHOWN = 20  # maximum number of small classes, and of skipped images, in the output
 BOUNDS = conversion.MAX_PIXELS, conversion.MAX_ASPECT  # default limits of a run
 TOGETHER = 64  # images between two progress reports
 
@@ -289,7 +289,7 @@ def _open_training_images(root: pathlib.Path) -> Source:
 
 
 def _record_splits(root: pathlib.Path) -> dict[str, Any] | None:
-  """Returns the record of the splits of a run with the default settings; None if no run can read the folder."""
+  """Returns the record of the splits of a run with the default settings; None if it cannot read the folder."""
   try:
     membership = _open_training_images(root).membership
     return membership and membership.record()

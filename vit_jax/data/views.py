@@ -28,8 +28,8 @@ class Views:
     size: side S of the views in pixels.
     crop: random crop, a choice of `crops.CROPS`.
     policies: augmentation of each view, choices of `policies.POLICIES`. Their number is the number of views.
-    boxes_of: name of other views. View i then has the box and the mirroring of their view i. None: these
-      views have boxes of their own.
+    boxes_of: name of another array of views. View i then uses the box and the mirroring of view i of that array. None:
+      each view has a box of its own.
   """
 
   name: str

@@ -42,7 +42,7 @@ class TaskTensor(NamedTuple):
 
 
 class RepeatedHead(NamedTuple):
-  """Two heads of a file with the same role, of which one is read.
+  """Two heads of a file with the same role. Only one of them is used.
 
   Attributes:
     role: "images" or "patches".
@@ -225,7 +225,7 @@ def fit_task(
         lacking = path
     reason = None
     if lacking:
-      reason = f"the weights have no {lacking}"
+      reason = f"the last layer of the weights has no normalisation ({lacking} is missing)"
     elif not found:
       reason = "the weights have none"
     elif missing := [new for new in needed if not any(_is_in(path, new) for path in result)]:

@@ -1,4 +1,4 @@
-"""Rules whose gradients are computed at other points than the parameters: Schedule-Free, and the result of SAM.
+"""Update rules that do not compute gradients at the parameters: Schedule-Free, and the type that SAM returns.
 
 The parameters of a state are always the ones to evaluate, save and convert. These rules only change the point at which
 a step computes its gradient.
@@ -32,7 +32,7 @@ class PointRule(NamedTuple):
 
 
 class ScheduleFreeState(NamedTuple):
-  """The state of `average_iterates`. The x-sequence is not part of it, because x is the parameters.
+  """The state of `average_iterates`. It does not contain the sequence x, because the parameters are x.
 
   Attributes:
     step: number of completed steps, int32 scalar.

@@ -376,8 +376,9 @@ def sam(*, rho: Positive = 0.05, rule: Annotated[Choice, BASES] = Choice("adamw"
   """Returns sharpness-aware minimisation (Foret et al. 2021, arXiv:2010.01412) around another rule.
 
   A step computes the gradient g at the parameters p, and then the gradient at p + rho g / |g| for the same images and
-  dropout masks. The rule uses the second gradient, which clipping and the logged gradient norm refer to. The training
-  loss and the statistics of batch norms are those of p. A step therefore takes about twice the time of the rule's.
+  dropout masks. The rule uses the second gradient. Clipping and the logged gradient norm also use the second gradient.
+  The training loss and the statistics of batch norms are computed at p. With two gradients, a step takes about twice as
+  long as a step of the rule.
 
   The norm |g| is that of the whole batch, also with `accumulate`. The paper computes it for each device, so its results
   depend on the number of devices. Frozen parameters do not move.
@@ -409,13 +410,12 @@ def _check_average(schedule: Choice, steps: Callable[[Duration], int], statistic
     )
   if steps(schedule.args["cooldown"]):
     raise ConfigError(
-      f"{schedule.args['cooldown']!s}, but 'schedule_free' needs a constant learning rate. Remove it",
+      f"expected 0, got {schedule.args['cooldown']!s}. 'schedule_free' needs a constant learning rate",
       "schedule.cooldown",
     )
   if statistics:
     raise ConfigError(
-      f"'schedule_free' does not support statistics such as {min(statistics)!r}, which would belong to other "
-      "parameters than those that are evaluated. Use 'adamw'",
+      f"'schedule_free' does not support batch norms and centres, such as {min(statistics)!r}. Use 'adamw'",
       "name",
     )
 

@@ -151,7 +151,7 @@ def _make_schedule_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def delete_schedules() -> None:
-  """Deletes the directory of kernel schedules, for a program that ends without the exit of Python."""
+  """Deletes the directory of kernel schedules. Call it before os._exit, which skips Python's own cleanup."""
   _make_schedule_directory().cleanup()
 
 

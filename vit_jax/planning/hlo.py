@@ -49,8 +49,8 @@ class Operation(NamedTuple):
   """An operation with its cost in one run of a program, for one device.
 
   Attributes:
-    name: name that JAX gives the operation, such as "jit(step)/jvp(part_student)/dot_general", or "". A
-      fusion without such a name has the name of its last named operation.
+    name: name that JAX gives the operation, such as "jit(step)/jvp(part_student)/dot_general", or "". A fusion without
+      such a name has the name of its last named operation.
     cycles: the compiler's estimate for all calls. 0 for a Pallas kernel.
     kernel: name of the Pallas kernel, or None.
     calls: number of calls.

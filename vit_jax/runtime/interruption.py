@@ -1,4 +1,4 @@
-"""An immediate end of a program that is inside C code for minutes, such as a compiler, and has no state to save."""
+"""Immediate end of a program that has no state to save and runs C code for minutes, such as a compiler."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ def end_on_stop_signals(clean_up: Callable[[], None]) -> Iterator[None]:
     for number in iter(lambda: os.read(receiver, 1)[0], 0):
       if number in STOPS:
         code, message = STOPS[number]
-        exits.print_last_message(f"{message}; the same command starts again\n")
+        exits.print_last_message(f"{message}; run the same command to start again\n")
         try:
           clean_up()
         finally:

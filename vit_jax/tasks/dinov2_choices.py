@@ -19,8 +19,8 @@ def blocks(*, ratio: tuple[Fraction, Fraction] = (0.1, 0.5), share: Fraction = 0
   Args:
     ratio: limits (low, high) of the share of masked patches in a masked crop.
     share: share of the crops that are masked.
-    fill: true masks the largest number of patches of each interval, as in DINOv3. False draws the number, and may mask
-      fewer patches, as in DINOv2.
+    fill: true: mask i covers exactly the upper limit of interval i, as in DINOv3. false: the ratio is drawn inside the
+      interval, and a mask may cover fewer patches, as in DINOv2.
 
   Raises:
     ConfigError: if `ratio` is not in the order (low, high).

@@ -77,8 +77,8 @@ class TaskContext(NamedTuple):
     patch: side of the patches in pixels that images may be cut into, or None if the model requires whole images.
     augment: function from `patch` to an augmentation. The augmentation maps (key, uint8 images, targets, draws, step)
       to (images, targets). See `data.augment`.
-    freeze: function from (key of the config, path, ema, prefix, rules) to a frozen model. If
-      sharding rules are given, the frozen model also contains each task parameter in the file that matches a rule.
+    freeze: function from (key of the config, path, ema, prefix, rules) to a frozen model. If sharding rules are given,
+      the frozen model also contains each task parameter in the file that matches a rule.
     pixels: function from normalised images or patches to pixel values in 0..1, in float32.
     normalise: function from uint8 images or patches to the normalised images that the model takes.
     normalised: "mean" and "std" with which the images are normalised.
@@ -128,9 +128,9 @@ class Task(Protocol):
 
   @property
   def constants(self) -> Mapping[str, float]:
-    """Returns {path: value} of values that are parameters in other weights, but constants of this task.
+    """Returns {path: value} of parameters that this task replaces by constants, such as the scale of a last layer.
 
-    An example is the length of prototypes. Heads of other weights are used only if they have the same values.
+    Heads of other weights are used only if these parameters have the same values.
     """
     return {}
 

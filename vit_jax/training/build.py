@@ -66,8 +66,8 @@ def complete(run: Run, adopt: bool = True) -> BoundRun:
 def _check_schedule(run: BoundRun) -> None:
   """Raises the errors of the learning rate schedule that do not depend on the number of images.
 
-  The schedule is created for the shortest and for a very long epoch. An error for both is an error for every epoch,
-  because the lengths in steps are linear in the length of an epoch.
+  The number of images may be unknown. The schedule is therefore created for a very short and for a very long epoch. If
+  both fail, every length between them fails, because all lengths in steps are linear in the length of an epoch.
   """
   errors = [error for images in (run.batch, 100_000 * run.batch) if (error := _find_schedule_error(run, images))]
   if len(errors) < 2:
@@ -147,7 +147,8 @@ def build(
     average_decay = run.optim.create_average_decay(total, steps_of)
     if optimizer.find_point and task.uses_average:
       raise ConfigError(
-        f"{run.optim.name!r} has no moving average, from which task {run.task.name!r} learns. Use 'adamw'", "name"
+        f"task {run.task.name!r} needs a moving average, but {run.optim.name!r} does not support one. Use 'adamw'",
+        "name",
       )
     if optimizer.find_point and average_decay is not None:
       raise ConfigError(f"the parameters of {run.optim.name!r} are already an average. Remove ema", "ema")
@@ -262,9 +263,9 @@ def _describe_frozen(
 ) -> tasks.FrozenModel:
   """Returns a description of the weights in a file or workdir, for images of the run's size.
 
-  For a weight file, only names and shapes are read, and two last layers of a head that may be equal. For a workdir, the
-  whole checkpoint is read. The result includes
-  the parameters of a task that match a rule, such as projection heads.
+  For a weight file, only names and shapes are read. If a head is stored twice, its two last layers are also read and
+  compared. For a workdir, the whole checkpoint is read. The result includes the task parameters that match a rule, such
+  as projection heads.
   """
   with enter_key(f"config.{key}"), options.use_form(f"config.{key.rpartition('.')[0]}"):
     patterns = [pattern for pattern, _ in rules]

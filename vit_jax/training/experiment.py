@@ -51,8 +51,8 @@ class Experiment:
     program: the jitted functions of the run.
     evals: {name: evaluation}.
     forward_flops: FLOPs of the task's forward pass for one image, two for each multiply-accumulate. 0 without training.
-    training_flops: FLOPs of forward and backward pass for one image, without recomputation. 0 without training. An
-      optimizer with an ascent step counts twice.
+    training_flops: FLOPs of forward and backward pass for one image, without recomputation. 0 without training. With an
+      ascent step, the FLOPs are counted twice.
   """
 
   run: BoundRun

@@ -34,7 +34,7 @@ def check_target(run: BoundRun) -> None:
       "metric",
     )
   if is_share(target.metric) and target.value > 1:
-    raise ConfigError(f"{target.value:g} is not a share. For 75 % write 0.75", "value")
+    raise ConfigError(f"expected a share between 0 and 1, got {target.value:g}. For 75 %, write 0.75", "value")
 
 
 def start_record(target: config.Target, stored: Record | None) -> Record | None:
