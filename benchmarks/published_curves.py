@@ -48,6 +48,7 @@ def make_curve(recipe: str, split: str, fractions: Sequence[float], seeds: Seque
   return {
     "name": recipe,
     "split": split,
+    "fine_tuned": flags.load_config(str(ROOT / recipe)).init["from"] is not None,
     "config": select_groups(recipe),
     "fractions": [round(each, 5) for each in fractions],
     "seeds": [[round(float(value), 5) for value in seed] for seed in seeds],

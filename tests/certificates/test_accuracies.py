@@ -43,6 +43,21 @@ def test_names_are_those_of_the_hub_the_folder_and_the_file(tmp_path):
   assert accuracies.find_accuracy(metadata.list_names(tmp_path / "other.safetensors")) is None
 
 
+@pytest.mark.parametrize("text", ["[1, 2]", "{", "", '{"pretrained_cfg": 3}'])
+def test_odd_config_next_to_weights_is_ignored(tmp_path, text):
+  (tmp_path / "config.json").write_text(text)
+  names = metadata.list_names(tmp_path / f"{NAME}.npz")
+  assert accuracies.find_accuracy(names).name == NAME
+
+
+def test_folder_of_weights_is_named_by_its_own_config(tmp_path):
+  (tmp_path / "hf").mkdir()
+  for folder, architecture in ((tmp_path, "deit_small_patch16_224"), (tmp_path / "hf", "vit_base_patch16_224")):
+    tag = "fb_in1k" if folder == tmp_path else "augreg2_in21k_ft_in1k"
+    (folder / "config.json").write_text(json.dumps({"architecture": architecture, "pretrained_cfg": {"tag": tag}}))
+  assert accuracies.find_accuracy(metadata.list_names(tmp_path / "hf")).name == NAME
+
+
 @pytest.mark.parametrize(
   ("top1", "images", "crop", "words"),
   [

@@ -22,7 +22,9 @@ def make_curve(seeds, fractions=(0.0, 0.5, 1.0), **changes):
   fractions, seeds = np.array(fractions), np.array(seeds, float)
   degrees = np.array([len(seeds) - 1])
   spread = curves.Spread(fractions, seeds.var(0, ddof=1)[None], degrees)
-  values = dict(name="a", source="b", published="c", config={}, split="test", fractions=fractions, seeds=seeds)
+  values = dict(
+    name="a", source="b", published="c", config={}, split="test", fine_tuned=False, fractions=fractions, seeds=seeds
+  )
   return certificates.Curve(**(values | dict(spread=spread, setting=0) | changes))
 
 

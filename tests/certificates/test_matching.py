@@ -93,6 +93,11 @@ def test_run_without_an_evaluation_on_the_split_is_not_compared():
   )
 
 
+def test_run_that_starts_from_weights_is_not_compared_with_one_from_scratch():
+  assert find("configs/digits.py", init__from="runs/a").match.refused == ["init.from: None -> 'runs/a'"]
+  assert not find("configs/deit3.py:B,i1k,800,224", init__from="runs/a").match.refused
+
+
 def test_other_models_and_datasets_have_no_curve():
   assert find("configs/deit.py:S") is None
   assert find("configs/glyphs.py") is None

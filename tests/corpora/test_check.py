@@ -59,7 +59,8 @@ def test_check_names_bad_images_and_summarises_the_folder(photos):
   text = "\n".join(lines)
   assert "24 images, 21 .png, 1 .jpg, 1 .webp, 1 .tif; ignored: 1 .heic, 1 .txt" in text
   assert "1 of 2 folders with fewer than 10 images: 'dog' 8" in text
-  assert lines[-2:] == ["5 bad images", f"next: fix the bad images, or move them: --check={photos} --move-bad=DIR"]
+  command = f"python -m vit_jax.prepare --check={photos} --move-bad=DIR"
+  assert lines[-2:] == ["5 bad images", f"next: fix the bad images, or move them: {command}"]
   assert problem is None
 
 
@@ -154,6 +155,49 @@ def test_cyclic_links_are_named_and_not_followed(photos):
   assert "not followed: 'cat/up' is a link to a folder that contains it" in lines
   assert "not followed: 'same' is the folder 'cat' under another name" in lines
   assert "Remove the link" in problem
+
+
+def test_files_outside_of_the_folder_are_not_moved(photos, tmp_path):
+  outside = tmp_path / "outside" / "precious.png"
+  outside.parent.mkdir()
+  outside.write_bytes(b"hello")
+  (photos / "fox").symlink_to(outside.parent)
+  lines, remaining, _ = check.check_images(photos, tmp_path / "aside")
+  assert remaining == 1 and outside.exists()
+  assert "not moved: fox/precious.png: a link leads to it, and it is outside of the folder" in lines
+  assert names(tmp_path / "aside") == {*BAD}
+
+
+def test_link_to_itself_hides_no_other_image(photos):
+  (photos / "cat" / "loop").symlink_to("loop")
+  _, count, problem = check.check_images(photos)
+  assert count == 5 and problem is None
+
+
+def test_folder_that_cannot_be_searched_is_a_problem(photos, monkeypatch):
+  scan = os.scandir
+
+  def refuse(path):
+    if str(path).endswith("dog"):
+      raise PermissionError(errno.EACCES, "Permission denied", str(path))
+    return scan(path)
+
+  monkeypatch.setattr(os, "scandir", refuse)
+  lines, _, problem = check.check_images(photos)
+  assert problem == "not searched: 'dog': Permission denied" and problem in lines
+  assert not any(line.startswith("next:") for line in lines)
+
+
+def test_bad_images_of_an_unreadable_folder_are_not_moved(tmp_path):
+  root = tmp_path / "photos"
+  for name in ("a/x/1.png", "b/y/2.png"):
+    (root / name).parent.mkdir(parents=True)
+    (root / name).write_bytes(b"hello")
+  with pytest.raises(
+    schema.ConfigError, match="no image was moved, because a run with the default settings cannot read"
+  ):
+    check.check_images(root, tmp_path / "aside")
+  assert names(root) == {"a/x/1.png", "b/y/2.png"} and not (tmp_path / "aside").exists()
 
 
 def test_flat_folder_is_checked(tmp_path):

@@ -12,6 +12,7 @@ from vit_jax import certificates, runtime, train
 from vit_jax.certificates import curves
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import digits
+from vit_jax.reports import published, recorded
 from vit_jax.schema import to_plain
 from vit_jax.training import loop
 
@@ -24,7 +25,7 @@ def publish(run, level, monkeypatch):
   seeds = np.clip(level + np.array([[-0.01], [0.0], [0.01]]) * np.ones(2), 0, 1)
   spread = curves.Spread(fractions, seeds.var(0, ddof=1)[None], np.array([2]))
   groups = {key: to_plain(run)[key] for key in ("model", "data", "optim", "task", "total", "batch")}
-  curve = certificates.Curve("recipe", "address", "three seeds", groups, "test", fractions, seeds, spread, 0)
+  curve = certificates.Curve("recipe", "address", "three seeds", groups, "test", False, fractions, seeds, spread, 0)
   monkeypatch.setattr(certificates, "list_curves", lambda: (curve,))
 
 
@@ -76,6 +77,29 @@ def test_runs_on_track_or_with_another_config_do_not_stop(parts, tmp_path, monke
   assert result["certificate"]["verdicts"] == [] and "optim.lr: 0.001 -> 0.003" in result["certificate"]["refused"]
   assert "not compared with the published curve of recipe: the config differs in optim.lr" in capsys.readouterr().out
   assert "certificate" not in loop.train(with_certificate(parts, "off"), tmp_path / "c")
+
+
+@pytest.mark.heavy
+def test_run_whose_length_was_changed_is_not_compared(tmp_path, monkeypatch):
+  short, long = (runs.parts(1, evals__test__every="1", total=total) for total in ("6", "12"))
+  publish(long.run, 0.1, monkeypatch)
+  loop.train(short, tmp_path)
+  result = loop.train(long, tmp_path)
+  assert result["certificate"]["refused"] == ["total: the run had another length before a restart"]
+  assert result["certificate"]["verdicts"] == []
+  assert published.compare_recorded_run(recorded.read_run(tmp_path, "a")).verdicts == []
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+  "edit",
+  [{"certificate": None}, {"certificate": [1]}, {"selection": [1]}, {"selection": {"metric": 5}}, {"goodput": None}],
+)
+def test_edited_result_is_measured_again(parts, tmp_path, edit):
+  loop.train(parts, tmp_path)
+  result = json.loads((tmp_path / "result.json").read_text())
+  (tmp_path / "result.json").write_text(json.dumps(result | edit))
+  assert loop.load_result(tmp_path, STEPS) is None
 
 
 @pytest.mark.heavy

@@ -68,7 +68,8 @@ def test_benchmark_of_algoperf_states_its_target():
 def test_damaged_record_is_refused():
   record = walk(TOP1, [])
   assert provenance.is_target_record(record) and provenance.is_target_record(record | {"step": 3, "hours": 0.5})
-  for damaged in (None, {}, record | {"hours": "1"}, record | {"step": -1}, record | {"value": None}):
+  for damaged in (None, {}, record | {"hours": "1"}, record | {"step": -1}, record | {"value": None},
+                  record | {"value": 10**400}, {"metric": "test/top1", "value": 0.5}):  # fmt: skip
     assert not provenance.is_target_record(damaged)
 
 

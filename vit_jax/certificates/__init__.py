@@ -5,4 +5,13 @@ The JSON files contain the curves with their sources. `benchmarks/published_curv
 
 from vit_jax.certificates.curves import Band, Curve, list_curves
 from vit_jax.certificates.matching import Match, find_match
-from vit_jax.certificates.verdicts import BELOW, MILESTONES, ON_TRACK, Certificate, CurveCheck, format_range, judge
+from vit_jax.certificates.verdicts import (
+  BELOW,
+  MILESTONES,
+  ON_TRACK,
+  VERDICTS,
+  Certificate,
+  CurveCheck,
+  format_range,
+  judge,
+)

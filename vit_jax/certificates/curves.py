@@ -89,6 +89,7 @@ class Curve:
     published: description of the published runs, such as "8 V100, float32".
     config: the groups of the recipe that determine its curve, as a plain config.
     split: split of the evaluated images.
+    fine_tuned: whether the published run started from weights.
     fractions: fractions of the schedule (F,), ascending.
     seeds: top-1 as shares from 0 to 1, for S seeds (S, F).
     spread: spread between seeds in the settings of the same source. For single runs, the spread is borrowed.
@@ -103,6 +104,7 @@ class Curve:
   published: str
   config: Mapping[str, Any]
   split: str
+  fine_tuned: bool
   fractions: np.ndarray
   seeds: np.ndarray
   spread: Spread
@@ -180,6 +182,7 @@ def _make_curve(content: Mapping[str, Any], curve: Mapping[str, Any], index: int
     published=content["published"],
     config=curve["config"],
     split=curve["split"],
+    fine_tuned=curve["fine_tuned"],
     fractions=np.array(curve["fractions"]),
     seeds=np.array(curve["seeds"]),
     spread=spread,

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from vit_jax import trees
 from vit_jax.certificates.curves import Curve
 
-# Groups of a config that determine the curve of a run. `init` is not among them: curves of fine-tuning assume weights
-# of the same recipe.
+# Groups of a config that determine the curve of a run. Curves of fine-tuned models assume weights of the same recipe.
 GROUPS = ("model", "data", "optim", "task", "total", "batch")
 # Keys in these groups that do not change the expected curve: files, threads, memory, and the order of operations.
 IGNORED = (
@@ -81,6 +80,9 @@ def _compare(curve: Curve, published: Mapping[str, Any], run: Mapping[str, Any])
   kept = [line for line in lines if not _matches(line, IGNORED)]
   widened = [line for line in kept if _matches(line, WIDENED)]
   refused = [line for line in kept if line not in widened]
+  start = run["init"]["from"]
+  if (start is not None) != curve.fine_tuned:
+    refused.append(f"init.from: {'weights' if curve.fine_tuned else None} -> {start!r}")
   return Match(curve, _find_evaluation(run, curve.split), widened, refused)
 
 

@@ -9,7 +9,7 @@ from vit_jax.certificates.matching import Match
 
 # Fractions of the schedule at which a run is compared: at the first evaluation that is not earlier.
 MILESTONES = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-ON_TRACK, BELOW, ABOVE = "on track", "below", "above"
+VERDICTS = ON_TRACK, BELOW, ABOVE = "on track", "below", "above"
 
 
 class CurveCheck(NamedTuple):

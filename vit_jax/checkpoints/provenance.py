@@ -9,14 +9,13 @@ records. Reading the contents of all files would take too long.
 import functools
 import hashlib
 import inspect
-import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from vit_jax import config, schema
+from vit_jax import certificates, config, schema
 from vit_jax.config import extensions
 from vit_jax.data import class_names, membership, samples, sources, stream, versions
 from vit_jax.runtime import numerics
@@ -24,11 +23,16 @@ from vit_jax.schema.errors import make_printable
 from vit_jax.storage import files
 
 RECIPE = "recipe.json"  # file in a workdir: its config file, and the description of the config
+LARGEST = 1e30  # larger numbers in metadata are not valid, and may overflow in calculations
 SHOWN = 5  # maximum number of differences to list
 
 
 def _is_count(value: object) -> bool:
-  return isinstance(value, int | float) and 0 <= value < math.inf
+  return isinstance(value, int | float) and 0 <= value < LARGEST
+
+
+def _is_share(value: object) -> bool:
+  return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def _is_position(value: object) -> bool:
@@ -51,7 +55,8 @@ def is_target_record(value: object) -> bool:
     isinstance(value, dict)
     and isinstance(value.get("metric"), str)
     and isinstance(value.get("value"), int | float)
-    and all(value.get(key) is None or _is_count(value[key]) for key in ("step", "hours"))
+    and abs(value["value"]) < LARGEST
+    and all(key in value and (value[key] is None or _is_count(value[key])) for key in ("step", "hours"))
   )
 
 
@@ -65,7 +70,8 @@ def _are_texts(values: object) -> bool:
 
 # Verdicts of the comparison with a published curve.
 _VERDICTS = [
-  {"step": _is_position, "verdict": str} | dict.fromkeys(("fraction", "value", "mean", "half_width"), _is_count)
+  {"step": _is_position, "verdict": lambda value: value in certificates.VERDICTS, "half_width": _is_count}
+  | dict.fromkeys(("fraction", "value", "mean"), _is_share)
 ]
 # The schema of a checkpoint's metadata. Older checkpoints contain only the progress of the run.
 _COUNTS = dict.fromkeys(("images", "seconds", "train_seconds"), _is_count)
@@ -268,6 +274,7 @@ def check_metadata(about: Mapping[str, Any]) -> None:
   form |= {"measured": _are_measurements} if "measured" in about else {}  # absent in older checkpoints
   form |= {"target": is_target_record} if "target" in about else {}  # absent without a target
   form |= {"verdicts": _VERDICTS} if "verdicts" in about else {}
+  form |= {"changed_length": bool} if "changed_length" in about else {}
   wrong = [name for name in form if not _has_form(about.get(name), form[name])]
   later = about["identity"] if "identity" in about and not wrong else {}
   wrong += [name for name in _LATER if name in later and not _has_form(later[name], _LATER[name])]

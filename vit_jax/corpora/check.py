@@ -38,12 +38,14 @@ class FolderFiles(NamedTuple):
   Attributes:
     images: paths of the images relative to the folder, in order.
     ignored: number of other files by extension.
-    odd: messages about folders that were not searched.
+    odd: messages about links that were not followed.
+    failed: messages about folders that could not be searched.
   """
 
   images: list[str]
   ignored: collections.Counter[str]
   odd: list[str]
+  failed: list[str]
 
 
 def find_problems(made: Images, seen: Callable[[int, int], None] = lambda records, bad: None) -> dict[int, str]:
@@ -197,16 +199,22 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> Folde
   with ProgressScreen("checking", len(source)) as screen:
     bad = find_problems(Images(source, "raise", *BOUNDS), screen.add)
   lines = [f"bad: {ascii(walked.images[i])[1:-1]}: {reason}" for i, reason in bad.items()]
+  problem = "; ".join(walked.failed) or _find_layout_problem(root)
+  if problem and bad and aside:
+    raise ConfigError(
+      f"--check: no image was moved, because a run with the default settings cannot read {str(root)!r}: {problem}"
+    )
   before = _record_splits(root) if aside and bad else None
   stayed = [words for i in bad if (words := move_aside(root, aside, walked.images[i]))] if aside else []
   remaining = len(stayed if aside else bad)
-  problem = _find_layout_problem(root)
+  problem = problem or _find_layout_problem(root)
   moved = f", {len(bad) - remaining:,} moved to {str(aside)!r}" if aside else ""
   kinds = collections.Counter(tree.extension(name) for name in walked.images)
   lines += [
     f"{str(root)!r}: {format_amount(len(source), 'image')}, {', '.join(tree.format_counts(kinds, tree.SHOWN))}; "
     f"ignored: {', '.join(tree.format_counts(walked.ignored, tree.SHOWN)) or 'nothing'}",
     *walked.odd,
+    *walked.failed,
     *_describe_classes(walked.images, bad),
     *stayed,
     *_compare_splits(root, before),
@@ -226,7 +234,7 @@ def find_images(root: pathlib.Path) -> FolderFiles:
   Args:
     root: the folder.
   """
-  result, seen = FolderFiles([], collections.Counter(), []), {}
+  result, seen = FolderFiles([], collections.Counter(), [], []), {}
 
   def enter(folder: str) -> None:
     path = root / folder
@@ -237,13 +245,13 @@ def find_images(root: pathlib.Path) -> FolderFiles:
       return
     try:
       with os.scandir(path) as entries:
-        names = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     except OSError as error:
-      result.odd.append(f"not searched: {folder!r}: {error.strerror}")
+      result.failed.append(f"not searched: {folder!r}: {error.strerror}")
       return
-    for name, is_folder in names:
+    for name in names:
       inner = os.path.join(folder, name)
-      if is_folder:
+      if os.path.isdir(path / name):  # false for a link to itself
         enter(inner)
       elif tree.is_image(name):
         result.images.append(inner)
@@ -270,7 +278,8 @@ def _describe_next_step(root: pathlib.Path, remaining: int, moving: bool) -> str
     return f"next: python -m vit_jax.train --config=configs/folder.py:ViT-S/16 --workdir=runs/a {path}"
   if moving:
     return "next: fix or remove the bad images that were not moved"
-  return f"next: fix the bad images, or move them: {texts.format_flag('check', root)} --move-bad=DIR"
+  command = f"python -m vit_jax.prepare {texts.format_flag('check', root)} --move-bad=DIR"
+  return f"next: fix the bad images, or move them: {command}"
 
 
 def _find_layout_problem(root: pathlib.Path) -> str | None:
@@ -319,7 +328,7 @@ _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EML
 def move_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None:
   """Moves a file to the same relative path in another folder, possibly on another disk.
 
-  An existing file is never replaced.
+  An existing file is never replaced. A file outside of `root`, to which a link in `root` leads, is not moved.
 
   Args:
     root: folder of the file.
@@ -330,6 +339,8 @@ def move_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None
     None, or a message if the file was not moved.
   """
   file, target = root / name, aside / name
+  if not file.parent.resolve().is_relative_to(root.resolve()):
+    return f"not moved: {ascii(name)[1:-1]}: a link leads to it, and it is outside of the folder"
   try:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -36,9 +36,9 @@ def compare_recorded_run(run: RecordedRun) -> certificates.Certificate | None:
   Args:
     run: a run, finished or not.
   """
-  if run.total is None:
+  if not run.total:
     return None
-  certificate = comparison.find_certificate(run.run, run.total)
+  certificate = comparison.find_certificate(run.run, run.total, changed=run.changed_length)
   if certificate:
     for row in run.rows:
       certificate.add(int(row["step"]), {name.removeprefix(f"{selection.TEST}/"): each for name, each in row.items()})

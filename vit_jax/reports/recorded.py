@@ -41,6 +41,7 @@ class RecordedRun:
     records: number of training images, if known.
     devices: kind, count and number of processes.
     description: the model, or None before the first checkpoint.
+    changed_length: whether the run had another length before a restart.
   """
 
   name: str
@@ -57,6 +58,7 @@ class RecordedRun:
   records: int | None
   devices: Mapping[str, Any]
   description: models.Description | None
+  changed_length: bool = False
 
   @property
   def steps(self) -> int:
@@ -187,6 +189,7 @@ def read_run(workdir: pathlib.Path, name: str) -> RecordedRun:
     records=of_state.get("data", {}).get("records"),
     devices=of_state.get("devices", {}),
     description=models.Description.from_json(about["model"]) if "model" in about else None,
+    changed_length=about.get("changed_length", False),
   )
 
 

@@ -132,6 +132,7 @@ class Session:
     frozen: {name: {path: array}} of weights that the task reads but does not train.
     frozen_digests: {key of the config: SHA-256} of these weights.
     evaluated: whether all evaluations at the first step are done.
+    changed: whether the run had another length before a restart.
     certificate: comparison with a published curve, or None if there is none for this run.
     phase: the function `enter_phase`, which takes the name of a phase.
   """
@@ -146,6 +147,7 @@ class Session:
   frozen: dict[str, dict[str, jax.Array]]
   frozen_digests: dict[str, str]
   evaluated: bool
+  changed: bool
   certificate: certificates.Certificate | None
   phase: Callable[..., contextlib.AbstractContextManager[None]]
 
@@ -194,13 +196,26 @@ def open_session(
   for resource in (log, trace, batches):
     resources.callback(resource.close)
   resources.push(watch.report)
-  certificate = comparison.find_certificate(experiment.run, experiment.total, about.get("verdicts", ()))
+  changed = comparison.has_other_length(experiment.run, about)
+  certificate = comparison.find_certificate(experiment.run, experiment.total, about.get("verdicts", ()), changed)
   if certificate:
     print_line(certificate.format_start())
   evaluated = about.get("evaluated", True)
   return (
     Session(
-      experiment, watch, timer, store, log, trace, batches, frozen, frozen_digests, evaluated, certificate, phase
+      experiment,
+      watch,
+      timer,
+      store,
+      log,
+      trace,
+      batches,
+      frozen,
+      frozen_digests,
+      evaluated,
+      changed,
+      certificate,
+      phase,
     ),
     state,
   )
@@ -237,10 +252,20 @@ def load_result(workdir: pathlib.Path, total: int) -> dict[str, Any] | None:
   result = json.loads(runtime.gather_texts(json.dumps(files.read_json(workdir / "result.json")), "result")[0])
   if not result or result.get("steps") != total or not isinstance(result.get("train_seconds"), int | float):
     return None
-  if not isinstance(result.get("images_per_second", ""), int | float | None):  # edited file: measure again
+  if not _is_as_written(result):
     return None
   print_line(f"already finished, {format_amount(total, 'step')}")
   return result
+
+
+def _is_as_written(result: Mapping[str, Any]) -> bool:
+  """Returns false if a user has edited a result so that it cannot be printed. Such a run is measured again."""
+  selected = result.get("selection", {})
+  return (
+    isinstance(result.get("images_per_second", ""), int | float | None)
+    and all(isinstance(result.get(key, {}), dict) for key in ("certificate", "selection", "goodput"))
+    and (not selected or isinstance(selected.get("test_measurements"), int))
+  )
 
 
 def restore_or_start(
@@ -365,7 +390,9 @@ def as_exit(reason: Exception, step: int) -> Exception:
   advice = f"Step {step} is saved; the same command continues from it"
   if isinstance(reason, WorkerError):
     return runtime.Stop(runtime.EXIT_PEER, f"{reason}. {advice}" if runtime.is_alone() else str(reason))
-  if not isinstance(reason, runtime.Preempted) or reason.code == runtime.EXIT_CONFIG:
+  if isinstance(reason, runtime.Preempted) and reason.code == runtime.EXIT_OFF_TRACK:
+    advice += ", with --config.log.certificate=report"
+  elif not isinstance(reason, runtime.Preempted) or reason.code == runtime.EXIT_CONFIG:
     advice += ", with --accept-data if the file was fixed"
   if isinstance(reason, runtime.Preempted):
     return runtime.Stop(reason.code, f"{reason}. {advice}")
@@ -447,7 +474,7 @@ def save(session: Session, step: int, state: steps.State[jax.Array]) -> None:
         state,
         describe_checkpoint(session.experiment, session.frozen_digests, step)
         | session.log.get_progress(step)
-        | {"verdicts": session.verdicts},
+        | {"verdicts": session.verdicts, "changed_length": session.changed},
       )
 
 

@@ -141,12 +141,15 @@ def list_names(weights: pathlib.Path) -> list[str]:
   """Returns the names that weights may have in a hub: the one in config.json with its tag, the folder and the file.
 
   Args:
-    weights: the weight file.
+    weights: the weight file, or a folder that contains it.
   """
-  config = files.read_json(weights.with_name(SIDECARS[0])) or {}
+  folder = weights if weights.is_dir() else weights.parent
+  config: Mapping[str, Any] = {}
+  with contextlib.suppress(ConfigError, OSError):  # formats that do not need the file may have another one next to them
+    config = files.read_json(folder / SIDECARS[0]) or {}
   pretrained = config.get("pretrained_cfg")
   tag = pretrained.get("tag") if isinstance(pretrained, dict) else None
-  return [f"{config.get('architecture')}.{tag}", weights.parent.name, weights.stem, weights.name]
+  return [f"{config.get('architecture')}.{tag}", folder.name, weights.stem]
 
 
 def parse_own_hints(values: object) -> Hints:
