@@ -234,10 +234,7 @@ def _make_parser() -> cli.Parser:
     help="number of images that --show searches for outliers; default 4,096",
   )
   parser.add_argument(
-    "--check",
-    type=cli.parse_directory,
-    metavar="PATH",
-    help="decode all images of a folder, see above",
+    "--check", type=cli.parse_directory, metavar="PATH", help="decode all images of a folder, see above"
   )
   parser.add_argument(
     "--move-bad", type=cli.parse_directory, metavar="DIR", help="with --check: move bad images to DIR, which is created"
