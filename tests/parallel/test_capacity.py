@@ -14,9 +14,9 @@ def test_batch_that_does_not_divide_is_an_error_with_the_nearest_sizes():
   capacity.check_batch(16, 1, grid, 16, "train")
   with pytest.raises(ConfigError, match="16 is larger than the 15 images of 'train'"):
     capacity.check_batch(16, 1, grid, 15, "train")
-  with pytest.raises(ConfigError, match=r"12 cannot be divided over 8 devices .*: \[8, 16\]"):
+  with pytest.raises(ConfigError, match=r"12 cannot be divided over 8 devices .*: 8, 16$"):
     capacity.check_batch(12, 1, grid, 1000, "train")
-  with pytest.raises(ConfigError, match=r"24 cannot be divided .* and 2 micro-batches .*: \[16, 32\]"):
+  with pytest.raises(ConfigError, match=r"24 cannot be divided .* and 2 micro-batches .*: 16, 32$"):
     capacity.check_batch(24, 2, grid, 1000, "train")
 
 
