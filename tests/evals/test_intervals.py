@@ -32,6 +32,21 @@ def test_difference_of_means_matches_welch():
   assert intervals.compute_welch_interval([0.5, 0.5], [0.4, 0.4]) == (-math.inf, math.inf)
 
 
+def test_combination_of_means_matches_its_special_cases():
+  groups = [[0.91, 0.93, 0.90], [0.85, 0.89, 0.84, 0.88]]
+  one, other = map(intervals.summarize_runs, groups)
+  assert one == pytest.approx((np.mean(groups[0]), np.std(groups[0], ddof=1), 3))
+  expected = stats.ttest_1samp(groups[0], 0).confidence_interval(0.95)
+  assert intervals.compute_combination_interval([(1.0, one)]) == pytest.approx((expected.low, expected.high), abs=1e-12)
+  expected = stats.ttest_ind(groups[0], 2 * np.array(groups[1]), equal_var=False).confidence_interval(0.95)
+  found = intervals.compute_combination_interval([(1.0, one), (-2.0, other)])
+  assert found == pytest.approx((expected.low, expected.high), abs=1e-12)
+  # Four equal deviations of three runs each have 8 degrees of freedom.
+  four = [(weight, intervals.Summary(mean, 2.0, 3)) for weight, mean in ((1, 9.0), (1, 8.0), (-1, 5.0), (-1, 4.0))]
+  half = stats.t.ppf(0.975, 8) * math.sqrt(4 * 2.0**2 / 3)
+  assert intervals.compute_combination_interval(four) == pytest.approx((8 - half, 8 + half))
+
+
 def all_right(images=67, classes=4):
   """Returns predictions that are all correct."""
   predictions = made.drawn(0, images, classes, classes)

@@ -7,7 +7,8 @@ at 0 and at 1. Other figures (means over classes, calibration error, loss) use t
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,8 +62,56 @@ def compute_difference_interval(one: float, ones: int, other: float, others: int
   return gap - math.hypot(one - low, other_high - other), gap + math.hypot(high - one, other - other_low)
 
 
-def compute_welch_interval(one: list[float], other: list[float]) -> Interval:
-  """Computes the interval of the difference of the means of two groups of runs (Welch 1947, Biometrika 34).
+class Summary(NamedTuple):
+  """Statistics of the runs of one group.
+
+  Attributes:
+    mean: mean of a figure over the runs.
+    deviation: standard deviation with the divisor n - 1.
+    runs: number of runs, at least two.
+  """
+
+  mean: float
+  deviation: float
+  runs: int
+
+
+def summarize_runs(values: Sequence[float]) -> Summary:
+  """Returns the statistics of the figures of at least two runs."""
+  return Summary(statistics.mean(values), statistics.stdev(values), len(values))
+
+
+def compute_combination_interval(terms: Sequence[tuple[float, Summary]]) -> Interval:
+  """Computes the interval of a weighted sum of means of groups of runs, by Student's t (Welch 1947, Biometrika 34).
+
+  The variances of the groups may differ. The degrees of freedom follow Satterthwaite. With one term, this is the
+  interval of a mean. With the weights 1 and -1, it is Welch's interval of a difference.
+
+  Args:
+    terms: weight and statistics of each group.
+
+  Returns:
+    (low, high). Both ends are infinite if all deviations are 0, because the noise cannot be estimated then.
+
+  Example:
+    from vit_jax.evals import intervals
+
+    intervals.compute_combination_interval([(1.0, intervals.Summary(95.0, 1.0, 3))])  # (92.52, 97.48)
+  """
+  from scipy import stats
+
+  errors = [(weight * group.deviation) ** 2 / group.runs for weight, group in terms]
+  total = sum(errors)
+  if not total:
+    return -math.inf, math.inf
+  freedom = total**2 / sum(error**2 / (group.runs - 1) for error, (_, group) in zip(errors, terms, strict=True))
+  middle = sum(weight * group.mean for weight, group in terms)
+  half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(total)
+  return middle - half, middle + half
+
+
+def compute_welch_interval(one: Sequence[float], other: Sequence[float]) -> Interval:
+  """Computes the interval of the difference of the means of two groups of runs, see `compute_combination_interval`.
 
   The interval covers the noise between runs (seeds). It does not cover the choice of the test images.
 
@@ -71,18 +120,9 @@ def compute_welch_interval(one: list[float], other: list[float]) -> Interval:
     other: the figure of each run of the second group, at least two.
 
   Returns:
-    (low, high) of mean(one) - mean(other). Both ends are infinite if the runs of each group are equal, because the
-    noise cannot be estimated then.
+    (low, high) of mean(one) - mean(other).
   """
-  from scipy import stats
-
-  errors = [statistics.variance(values) / len(values) for values in (one, other)]
-  gap, total = statistics.mean(one) - statistics.mean(other), sum(errors)
-  if not total:
-    return -math.inf, math.inf
-  freedom = total**2 / sum(error**2 / (len(values) - 1) for error, values in zip(errors, (one, other), strict=True))
-  half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(total)
-  return gap - half, gap + half
+  return compute_combination_interval([(1.0, summarize_runs(one)), (-1.0, summarize_runs(other))])
 
 
 def bootstrap(
