@@ -37,7 +37,9 @@ def run_program(monkeypatch, capsys, name, *words):
 
 
 def test_benchmarks_contain_the_known_programs():
-  assert {"digits_step", "digits_picture", "weights", "transfer", "self_training", "compare"} <= {*PROGRAMS}
+  assert {"digits_step", "digits_picture", "weights", "transfer", "self_training", "compare", "ablations"} <= {
+    *PROGRAMS
+  }
 
 
 @pytest.mark.parametrize("name", [name for name, tree in FILES.items() if "def main" in ast.unparse(tree)])
@@ -67,6 +69,9 @@ def test_ctrl_c_prints_one_line(name, monkeypatch, capsys):
     ("transfer", ["--workdir={}/runs"], "cannot write to"),
     ("self_training", ["--workdir={}/runs"], "cannot write to"),
     ("compare", ["--workdir={}/runs"], "cannot write to"),
+    ("ablations", ["--workdir={}/runs"], "cannot write to"),
+    ("ablations", ["--only=shape,block,poling"], "Did you mean 'pooling'?"),
+    ("ablations", ["--seeds=1"], "1"),
     ("gpu_step", ["--models=Q/16"], "'Q'"),
     ("shuffle", ["--jsn=a"], "unrecognized arguments: --jsn=a"),
     ("modern_block", ["--topology=v9-8"], "v9-8"),

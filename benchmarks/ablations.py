@@ -1,0 +1,224 @@
+"""Repeats the ablations of the papers, with intervals and verdicts: python -m benchmarks.ablations
+
+    python -m benchmarks.ablations --workdir=runs/ablations [--only=positions,shape] [--steps=N] [--seeds=N]
+
+`benchmarks.ablation_claims` lists the ablations and their claims. Each ablation is the sweep of configs/ablations with
+the same name. objectives.py is measured by benchmarks.transfer instead. The initial weights of the ablation of
+pre-training are trained with configs/glyphs.py. Two runs train at the same time. After a kill, the same command
+continues.
+
+The workdir contains ablations.md and ablations.json. They are written after each ablation. Intervals are at 95 % and
+cover the noise between seeds: Student's t for means and Welch's t for differences. A claim that one setting is better
+"appears" if the interval is above 0, and is "reversed" if the interval is below 0. A claim that settings are equal
+"appears" if the interval is within 2 points of 0, and is "reversed" if the interval is outside. Other claims are "not
+decided".
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from benchmarks import trial_runs
+from benchmarks.ablation_claims import ABLATIONS, EQUAL, Ablation, Claim
+from vit_jax import cli, schema
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.evals import intervals
+from vit_jax.storage import files
+from vit_jax.sweeps import pool, results, study
+from vit_jax.sweeps.trials import Trial, group_settings
+
+MARGIN = 2.0  # points; settings with a smaller difference count as equal
+APPEARS, REVERSED, UNDECIDED = "appears", "reversed", "not decided"
+SEEDS = Annotated[int, schema.Range(2, 1000)]  # an interval needs two runs
+HEADER = ["setting", "top-1, %", "seeds", "95 % interval"]
+
+
+class Row(NamedTuple):
+  """Top-1 of a setting on the test images.
+
+  Attributes:
+    summary: statistics over seeds, in per cent.
+    selected: whether `val` selects the setting in its group.
+  """
+
+  summary: intervals.Summary
+  selected: bool = False
+
+
+class Result(NamedTuple):
+  """Result of a claim.
+
+  Attributes:
+    difference: difference of the two sides, in points.
+    interval: its 95 % interval.
+    verdict: `APPEARS`, `REVERSED` or `UNDECIDED`.
+  """
+
+  difference: float
+  interval: intervals.Interval
+  verdict: str
+
+
+def main() -> None:
+  """Trains the settings of the ablations and writes tables and verdicts."""
+  parser = cli.Parser("benchmarks.ablations", __doc__)
+  parser.add_argument("--workdir", type=cli.parse_workdir, default=pathlib.Path("runs/ablations"))
+  parser.add_argument("--only", type=parse_names, default=list(ABLATIONS), help="names of ablations; default: all")
+  parser.add_argument(
+    "--steps", type=cli.make_number_parser(schema.Count), help="number of steps of each run, for a quick check"
+  )
+  parser.add_argument(
+    "--seeds", type=cli.make_number_parser(SEEDS), help="number of seeds; default: 3, or 5 as in the config"
+  )
+  arguments = parser.parse_args()
+  prepare_dataset("digits")
+  began, groups = time.perf_counter(), pool.divide_devices(2)
+  sections: list[str] = []
+  records: dict[str, Any] = {}
+  for name in arguments.only:
+    trials = train_ablation(name, arguments.workdir, arguments.steps, arguments.seeds, groups)
+    ablation, rows = ABLATIONS[name], summarize(ABLATIONS[name], trials)
+    sections.append(f"## {name}\n\n{format_tables(ablation, rows)}")
+    records[name] = make_record(ablation, rows) | {"trials": [trial.to_json() for trial in trials]}
+    files.write_text(arguments.workdir / "ablations.md", "\n\n".join(sections) + "\n")
+    files.write_text(arguments.workdir / "ablations.json", json.dumps(records, indent=2, default=str) + "\n")
+    print(f"\n{sections[-1]}\n", flush=True)
+  print(f"{time.perf_counter() - began:.0f} s; {arguments.workdir}/ablations.md, ablations.json", flush=True)
+
+
+def parse_names(text: str) -> list[str]:
+  """Parses names of ablations that are separated by commas, as a `type` of argparse.
+
+  Raises:
+    argparse.ArgumentTypeError: a name is unknown.
+  """
+  for name in text.split(","):
+    if name not in ABLATIONS:
+      raise argparse.ArgumentTypeError(f"unknown ablation {name!r}.{schema.suggest_nearest(name, ABLATIONS)}")
+  return list(dict.fromkeys(text.split(",")))
+
+
+def train_ablation(
+  name: str, workdir: pathlib.Path, steps: int | None, seeds: int | None, groups: Sequence[pool.DeviceGroup]
+) -> list[Trial]:
+  """Returns the runs of an ablation.
+
+  Args:
+    name: a key of `ABLATIONS`.
+    workdir: directory of all ablations.
+    steps: number of steps, or None for that of the config.
+    seeds: number of seeds, or None for that of the config.
+    groups: groups of devices for concurrent runs.
+  """
+  file, shorter = f"configs/ablations/{name}.py", {} if steps is None else {"total": str(steps)}
+  if name == "pretraining":
+    prepare_dataset("glyphs")
+    (start,) = trial_runs.train_runs("configs/glyphs.py", workdir / "glyphs", shorter, [{"seed": 0}], groups)
+    file += f":{start.workdir}"
+  changes = study.load_sweep(file).trials
+  if seeds is not None:
+    settings = [{key: value for key, value in each.items() if key != "seed"} for each in changes if each["seed"] == 0]
+    # The seeds of a setting run at different times, so that later ones reuse the compiled programs of the first.
+    changes = [setting | {"seed": seed} for seed in range(seeds) for setting in settings]
+  return trial_runs.train_runs(file, workdir / name, shorter, changes, groups)
+
+
+def summarize(ablation: Ablation, trials: Sequence[Trial]) -> dict[str, Row]:
+  """Returns the row of each setting.
+
+  Args:
+    ablation: the ablation.
+    trials: its runs, in the order of the sweep.
+  """
+  settings = dict(zip(ablation.settings, group_settings(trials, None), strict=True))
+  selected = set()
+  for group in ablation.groups:
+    members = {name: setting for name, setting in settings.items() if name.startswith(f"{group}, ")}
+    best = results.rank_settings(list(members.values()), "val/top1")[0]
+    selected |= {name for name, setting in members.items() if setting is best}
+  return {
+    name: Row(intervals.summarize_runs([100 * value for value in setting.values("top1")]), name in selected)
+    for name, setting in settings.items()
+  }
+
+
+def judge(claim: Claim, rows: Mapping[str, Row]) -> Result:
+  """Returns the result of a claim.
+
+  Args:
+    claim: the claim.
+    rows: the rows of its ablation.
+  """
+  terms = [
+    (weight, find_row(name, rows).summary)
+    for weight, side in ((1.0, claim.first), (-1.0, claim.second))
+    for name in side.split(" + ")
+  ]
+  low, high = interval = intervals.compute_combination_interval(terms)
+  if claim.direction == EQUAL:
+    holds, fails = low >= -MARGIN and high <= MARGIN, low > MARGIN or high < -MARGIN
+  else:
+    holds, fails = low > 0, high < 0
+  verdict = APPEARS if holds else REVERSED if fails else UNDECIDED
+  return Result(sum(weight * summary.mean for weight, summary in terms), interval, verdict)
+
+
+def find_row(name: str, rows: Mapping[str, Row]) -> Row:
+  """Returns the row of a setting, or of the selected setting of a group."""
+  if name in rows:
+    return rows[name]
+  (row,) = [row for setting, row in rows.items() if row.selected and setting.startswith(f"{name}, ")]
+  return row
+
+
+def format_tables(ablation: Ablation, rows: Mapping[str, Row]) -> str:
+  """Returns two Markdown tables, of the settings and of the claims. Settings that `val` selects are bold.
+
+  Args:
+    ablation: the ablation.
+    rows: its rows.
+  """
+  table = [HEADER]
+  for name, (summary, selected) in rows.items():
+    cells = [name, f"{summary.mean:.2f} ± {summary.deviation:.2f}", f"{summary.runs}"]
+    cells.append(format_interval(intervals.compute_combination_interval([(1.0, summary)])))
+    table.append([f"**{cell}**" if selected else cell for cell in cells])
+  claims = [["claim", "source", "difference", "95 % interval", "verdict"]]
+  for claim in ablation.claims:
+    difference, interval, verdict = judge(claim, rows)
+    claims.append([claim.text, claim.source, f"{difference:.2f}", format_interval(interval), verdict])
+  return f"{results.format_markdown(table)}\n\n{results.format_markdown(claims)}"
+
+
+def format_interval(interval: intervals.Interval) -> str:
+  """Returns the ends of an interval, or "unknown" if the runs do not differ."""
+  return f"{interval[0]:.2f} to {interval[1]:.2f}" if math.isfinite(interval[0]) else "unknown"
+
+
+def make_record(ablation: Ablation, rows: Mapping[str, Row]) -> dict[str, Any]:
+  """Returns the settings and claims of an ablation as JSON values. The ends of unknown intervals are None.
+
+  Args:
+    ablation: the ablation.
+    rows: its rows.
+  """
+
+  def make_ends(interval: intervals.Interval) -> list[float | None]:
+    return [end if math.isfinite(end) else None for end in interval]
+
+  settings = [
+    {"setting": name, **row.summary._asdict(), "selected": row.selected}
+    | {"interval": make_ends(intervals.compute_combination_interval([(1.0, row.summary)]))}
+    for name, row in rows.items()
+  ]
+  judged = [(claim, judge(claim, rows)) for claim in ablation.claims]
+  claims = [claim._asdict() | result._asdict() | {"interval": make_ends(result.interval)} for claim, result in judged]
+  return {"settings": settings, "claims": claims}
+
+
+if __name__ == "__main__":
+  cli.run_verb(main)
