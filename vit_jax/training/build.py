@@ -134,7 +134,7 @@ def build(
   model = models.functional(describe_model(run, source.classes)).on(grid)
   freeze = create_freeze(run, grid, source.classes)
   task = make_task(run, model, total, steps_of, freeze)
-  if bool(task.fields.views) != task.cuts_views:
+  if training and bool(task.fields.views) != task.cuts_views:
     raise ConfigError(
       f"config.task.name: {type(task).__name__} has {'views' if task.fields.views else 'no views'}. Set its class "
       f"attribute cuts_views to {bool(task.fields.views)}"
