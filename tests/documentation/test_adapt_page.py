@@ -19,9 +19,9 @@ PAGE = extraction.ROOT / "docs/guides/adapt-dinov2.md"
 WIDTHS = {"dinov2_vits14_reg4_pretrain.pth": 384, "dinov2_vitb14_reg4_pretrain.pth": 768}
 STEPS = {"total": "2", "batch": "2", "task.group": "2", "task.local_crops": "1", "task.prototypes": "64",
          "task.patch_prototypes": "64", "model.dtype": "float32", "checkpoint.every": "100%"}  # fmt: skip
-# Flags that are added to each command: fewer steps, images and prototypes, and smaller images for the larger model.
+# Flags that are added to each command: fewer steps, images and prototypes, and smaller images.
 ADDED = [
-  STEPS,
+  STEPS | {"data.image_size": "112", "task.local_size": "56"},
   STEPS | {"data.image_size": "56", "task.local_size": "28"},
   {"batch": "4"},
   {"batch": "4"},
