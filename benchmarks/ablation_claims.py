@@ -108,12 +108,12 @@ ABLATIONS = {  # by the name of the file in configs/ablations
     _cross(("patches", "convolutions"), ("class token", "SeqPool")),
     (
       *(
-        Claim(f"{head}: convolutions are better", "CCT, 4", f"convolutions, {head}", f"patches, {head}")
-        for head in ("class token", "SeqPool")
+        Claim(f"{head}: convolutions are better", source, f"convolutions, {head}", f"patches, {head}")
+        for head, source in (("class token", OWN), ("SeqPool", "CCT, 4"))
       ),
       *(
-        Claim(f"{tokens}: SeqPool is better", "CCT, 4", f"{tokens}, SeqPool", f"{tokens}, class token")
-        for tokens in ("patches", "convolutions")
+        Claim(f"{tokens}: SeqPool is better", source, f"{tokens}, SeqPool", f"{tokens}, class token")
+        for tokens, source in (("patches", "CCT, 4"), ("convolutions", OWN))
       ),
     ),
   ),
@@ -152,13 +152,13 @@ ABLATIONS = {  # by the name of the file in configs/ablations
       ),
       Claim(
         "1 convolution of 7 x 7 is better than patches of 4",
-        "CCT, 4",
+        OWN,
         "1 convolution of 7 x 7, 36 tokens",
         "patches of 4, 36 tokens",
       ),
       Claim(
         "3 convolutions are better than patches of 8",
-        "CCT, 4",
+        OWN,
         "3 convolutions of 3 x 3, 9 tokens",
         "patches of 8, 9 tokens",
       ),
@@ -181,17 +181,14 @@ ABLATIONS = {  # by the name of the file in configs/ablations
   "shape": Ablation(
     ("1 x 132", "2 x 92", "4 x 64", "8 x 44", "16 x 30"),
     tuple(
-      Claim(f"{deep} is better than {wide}", "ViT, D.2", deep, wide)
+      Claim(f"{deep} is better than {wide}", OWN, deep, wide)
       for wide, deep in (("1 x 132", "2 x 92"), ("2 x 92", "4 x 64"), ("4 x 64", "8 x 44"), ("8 x 44", "16 x 30"))
     ),
   ),
   "pretraining": Ablation(
     _cross(("from scratch", "pre-trained"), FEW),
     (
-      *(
-        Claim(f"{count}: pre-training helps", "ViT, 4.3", f"pre-trained, {count}", f"from scratch, {count}")
-        for count in FEW
-      ),
+      *(Claim(f"{count}: pre-training helps", OWN, f"pre-trained, {count}", f"from scratch, {count}") for count in FEW),
       Claim(
         "the gain is larger with 50 images than with 1,437",
         OWN,

@@ -1,4 +1,4 @@
-"""Training on few or all images, with and without pre-training: the central claim of the ViT paper, at digit size.
+"""Training on few or all images, with and without pre-training, motivated by section 4.3 of the ViT paper.
 
 Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digits, once
            python -m vit_jax.train --config=configs/glyphs.py --workdir=runs/glyphs
@@ -7,7 +7,7 @@ Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digit
 Hardware:  two CPU cores, 15 minutes with other programs running
 Result:    top-1 on test with 50, 100, 287 and 1,437 digits, three seeds: from scratch 63.9, 77.2, 80.7, 80.7 %,
            pre-trained 81.3, 91.3, 96.6, 96.2; see docs/results/ablations.md
-Source:    arXiv:2010.11929, section 4.3, figures 3 and 4
+Source:    own question, motivated by arXiv:2010.11929, section 4.3, which varies the size of the pre-training set
 """
 
 from collections.abc import Mapping

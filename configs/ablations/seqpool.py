@@ -1,4 +1,4 @@
-"""SeqPool and the class token, with patches and with convolutions: table 4 of the compact transformers' paper.
+"""SeqPool and the class token, with patches and with convolutions: section 4 of the CCT paper (arXiv:2104.05704).
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/seqpool.py --workdir=runs/seqpool --parallel=2
 Hardware:  two CPU cores, 4.2 minutes

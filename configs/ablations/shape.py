@@ -1,4 +1,4 @@
-"""Depth and width at equal cost per image: the ViT paper's appendix D.2 and figure 8, at digit size.
+"""Depth and width at equal FLOPs per image, motivated by appendix D.2 of the ViT paper.
 
 Command:   python -m vit_jax.sweep --config=configs/ablations/shape.py --workdir=runs/shape --parallel=2
 Hardware:  two CPU cores, 8.1 minutes
