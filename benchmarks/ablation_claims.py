@@ -50,8 +50,8 @@ def _cross(rows: tuple[str, ...], columns: tuple[str, ...]) -> tuple[str, ...]:
 
 RATES = tuple(f"rate {rate}" for rate in (0.001, 0.003, 0.005, 0.01, 0.02))
 SIZES = tuple(f"{count} images" for count in ("144", "287", "718", "1,437"))
-FEW = tuple(f"{count} images" for count in ("50", "100", "287", "1,437"))
-BLOCKS = (
+TARGET_SIZES = tuple(f"{count} images" for count in ("50", "100", "287", "1,437"))
+COMPONENTS = (
   "four registers",
   "rotary positions, axial",
   "rotary positions, learned",
@@ -186,9 +186,12 @@ ABLATIONS = {  # by the name of the file in configs/ablations
     ),
   ),
   "pretraining": Ablation(
-    _cross(("from scratch", "pre-trained"), FEW),
+    _cross(("from scratch", "pre-trained"), TARGET_SIZES),
     (
-      *(Claim(f"{count}: pre-training helps", OWN, f"pre-trained, {count}", f"from scratch, {count}") for count in FEW),
+      *(
+        Claim(f"{count}: pre-training helps", OWN, f"pre-trained, {count}", f"from scratch, {count}")
+        for count in TARGET_SIZES
+      ),
       Claim(
         "the gain is larger with 50 images than with 1,437",
         OWN,
@@ -198,9 +201,12 @@ ABLATIONS = {  # by the name of the file in configs/ablations
     ),
   ),
   "block": Ablation(
-    ("plain", *BLOCKS),
+    ("plain", *COMPONENTS),
     (
-      *(Claim(f"{name}: better than plain", "ViT-5" if name == BLOCKS[-1] else OWN, name, "plain") for name in BLOCKS),
+      *(
+        Claim(f"{name}: better than plain", "ViT-5" if name == COMPONENTS[-1] else OWN, name, "plain")
+        for name in COMPONENTS
+      ),
       Claim("all of ViT-5 equals axial positions alone", OWN, "all of ViT-5", "rotary positions, axial", EQUAL),
     ),
   ),

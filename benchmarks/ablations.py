@@ -72,7 +72,9 @@ def main() -> None:
     "--steps", type=cli.make_number_parser(schema.Count), help="number of steps of each run, for a quick check"
   )
   parser.add_argument(
-    "--seeds", type=cli.make_number_parser(SEEDS), help="number of seeds; default: 3, or 5 as in the config"
+    "--seeds",
+    type=cli.make_number_parser(SEEDS),
+    help="number of seeds of each setting; default: as in the config, 3 or 5",
   )
   arguments = parser.parse_args()
   prepare_dataset("digits")
@@ -146,7 +148,7 @@ def summarize(ablation: Ablation, trials: Sequence[Trial]) -> dict[str, Row]:
   }
 
 
-def judge(claim: Claim, rows: Mapping[str, Row]) -> Result:
+def judge_claim(claim: Claim, rows: Mapping[str, Row]) -> Result:
   """Returns the result of a claim.
 
   Args:
@@ -189,7 +191,7 @@ def format_tables(ablation: Ablation, rows: Mapping[str, Row]) -> str:
     table.append([f"**{cell}**" if selected else cell for cell in cells])
   claims = [["claim", "source", "difference", "95 % interval", "verdict"]]
   for claim in ablation.claims:
-    difference, interval, verdict = judge(claim, rows)
+    difference, interval, verdict = judge_claim(claim, rows)
     claims.append([claim.text, claim.source, f"{difference:.2f}", format_interval(interval), verdict])
   return f"{results.format_markdown(table)}\n\n{results.format_markdown(claims)}"
 
@@ -215,7 +217,7 @@ def make_record(ablation: Ablation, rows: Mapping[str, Row]) -> dict[str, Any]:
     | {"interval": make_ends(intervals.compute_combination_interval([(1.0, row.summary)]))}
     for name, row in rows.items()
   ]
-  judged = [(claim, judge(claim, rows)) for claim in ablation.claims]
+  judged = [(claim, judge_claim(claim, rows)) for claim in ablation.claims]
   claims = [claim._asdict() | result._asdict() | {"interval": make_ends(result.interval)} for claim, result in judged]
   return {"settings": settings, "claims": claims}
 

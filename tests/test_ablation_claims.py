@@ -80,7 +80,7 @@ def test_intervals_on_the_page_match_scipy(name):
 
 def test_page_counts_the_verdicts():
   counts = collections.Counter(
-    (claim.source == OWN, ablations.judge(claim, read_rows(SECTIONS[name])).verdict)
+    (claim.source == OWN, ablations.judge_claim(claim, read_rows(SECTIONS[name])).verdict)
     for name, ablation in ABLATIONS.items()
     for claim in ablation.claims
   )
@@ -109,7 +109,7 @@ def test_page_counts_the_verdicts():
 )
 def test_verdict_follows_from_the_interval(first, second, direction, verdict):
   rows = {"a": ablations.Row(summarize_runs(first)), "b": ablations.Row(summarize_runs(second))}
-  difference, interval, found = ablations.judge(Claim("a and b", OWN, "a", "b", direction), rows)
+  difference, interval, found = ablations.judge_claim(Claim("a and b", OWN, "a", "b", direction), rows)
   assert (difference, found) == (pytest.approx(np.mean(first) - np.mean(second)), verdict)
   if np.std(first):
     expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
@@ -141,7 +141,7 @@ def test_setting_of_a_group_is_selected_on_val():
   rows = ablations.summarize(ablation, trials)
   assert [name for name, row in rows.items() if row.selected] == ["cls, 1", "gap, 0"]
   assert rows["cls, 1"].summary == pytest.approx((80.5, 0.01 * 100 / 2**0.5, 2))
-  assert ablations.judge(ablation.claims[0], rows).difference == pytest.approx(10)
+  assert ablations.judge_claim(ablation.claims[0], rows).difference == pytest.approx(10)
 
 
 def test_unknown_interval_is_null_in_json():
