@@ -14,7 +14,7 @@ import vit_jax
 from tests import runs, stages
 from tests.extension_files import forget
 from vit_jax import checkpoints, config, models, register, tasks
-from vit_jax.checkpoints import provenance
+from vit_jax.checkpoints import forms, provenance
 from vit_jax.config import extensions, flags
 from vit_jax.schema import ConfigError
 from vit_jax.training import build, loop
@@ -152,7 +152,7 @@ def test_input_processes_use_the_reader_of_the_user(data, tmp_path):
 
 @pytest.mark.long
 def test_changed_extension_code_is_noted_at_a_restart(data, trained):
-  about = checkpoints.read_description(trained[0], provenance.check_metadata)
+  about = checkpoints.read_description(trained[0], forms.check_metadata)
   assert len(about["identity"]["extensions"]) == 4
   now = json.loads(json.dumps(about["identity"]))
   now["extensions"][0]["sha256"] = "0" * 64

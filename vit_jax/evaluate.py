@@ -32,7 +32,7 @@ import jax.numpy as jnp
 
 from vit_jax import checkpoints, cli, config, evals, importers, runtime, schema
 from vit_jax.certificates import accuracies
-from vit_jax.checkpoints import provenance
+from vit_jax.checkpoints import forms
 from vit_jax.config import flags
 from vit_jax.data import augment, catalog, outputs
 from vit_jax.data.images import ImageError
@@ -263,7 +263,7 @@ def import_weights(experiment: Experiment, own: bool) -> steps.State[jax.Array]:
   assert init.from_ is not None
   if own:
     run_evaluation.warn_of_other_data(
-      experiment, checkpoints.read_description(paths.resolve_path(init.from_), provenance.check_metadata) or {}
+      experiment, checkpoints.read_description(paths.resolve_path(init.from_), forms.check_metadata) or {}
     )
   arrays, averages = loop.load_starting_weights(experiment, "--weights"), {}
   if shapes.ema and own:

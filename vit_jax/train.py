@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from vit_jax import checkpoints, cli, config, runtime, schema, trees
-from vit_jax.checkpoints import provenance
+from vit_jax.checkpoints import forms, provenance
 from vit_jax.config import extensions, flags, migrations
 from vit_jax.corpora import check
 from vit_jax.data import catalog, outputs, sources
@@ -222,9 +222,7 @@ def apply_stored_settings(file: str, overrides: dict[str, str], run: BoundRun, w
   """
   stored = {}
   if runtime.process_index() == 0 and workdir.is_dir():
-    stored = (
-      provenance.stored_config(workdir, checkpoints.read_description(workdir, provenance.check_metadata) or {}) or {}
-    )
+    stored = provenance.stored_config(workdir, checkpoints.read_description(workdir, forms.check_metadata) or {}) or {}
   before = {
     "older": migrations.list_former_defaults(stored),
     "adopted": adoption.find_recorded_settings(migrations.migrate_run(stored)),
@@ -285,7 +283,7 @@ def find_workdir_conflict(workdir: pathlib.Path, experiment: Experiment, accept:
   """
   if workdir.exists() and not workdir.is_dir():
     return f"--workdir: {workdir} is a file. Name a directory"
-  about = checkpoints.read_description(workdir, provenance.check_metadata) or {}
+  about = checkpoints.read_description(workdir, forms.check_metadata) or {}
   before = provenance.stored_config(workdir, about)
   if before is None:
     if checkpoints.has_checkpoint(workdir):

@@ -7,7 +7,7 @@ import pytest
 
 from tests import runs
 from vit_jax import config
-from vit_jax.checkpoints import provenance
+from vit_jax.checkpoints import forms
 from vit_jax.schema import ConfigError
 from vit_jax.training import goodput, loop, time_to_target, training_log
 
@@ -67,10 +67,10 @@ def test_benchmark_of_algoperf_states_its_target():
 
 def test_damaged_record_is_refused():
   record = walk(TOP1, [])
-  assert provenance.is_target_record(record) and provenance.is_target_record(record | {"step": 3, "hours": 0.5})
+  assert forms.is_target_record(record) and forms.is_target_record(record | {"step": 3, "hours": 0.5})
   for damaged in (None, {}, record | {"hours": "1"}, record | {"step": -1}, record | {"value": None},
                   record | {"value": 10**400}, {"metric": "test/top1", "value": 0.5}):  # fmt: skip
-    assert not provenance.is_target_record(damaged)
+    assert not forms.is_target_record(damaged)
 
 
 class Store:

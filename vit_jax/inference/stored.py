@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from vit_jax import checkpoints, config, importers, schema
-from vit_jax.checkpoints import provenance
+from vit_jax.checkpoints import forms, provenance
 from vit_jax.config import extensions, migrations
 from vit_jax.data import augment, loader, stream
 from vit_jax.data.bound_data import EvalData
@@ -204,7 +204,7 @@ def load_run(workdir: pathlib.Path) -> BoundRun | None:
   Raises:
     ConfigError: if the config is not valid for this version of the code.
   """
-  about = checkpoints.read_description(workdir, provenance.check_metadata) or {}
+  about = checkpoints.read_description(workdir, forms.check_metadata) or {}
   own = provenance.stored_config(workdir, about)
   if own is None:
     return None
@@ -217,7 +217,7 @@ def load_run(workdir: pathlib.Path) -> BoundRun | None:
 
 def _read_workdir(workdir: pathlib.Path, description: Description) -> Preparation:
   """Returns (data, loss, class names, notes) of a workdir."""
-  run, about = load_run(workdir), checkpoints.read_description(workdir, provenance.check_metadata) or {}
+  run, about = load_run(workdir), checkpoints.read_description(workdir, forms.check_metadata) or {}
   if run is None:  # weights that `convert` wrote have less metadata than a run
     about = checkpoints.read_description(workdir) or {}
     metadata = preprocessing.from_json(about["use"]) if "use" in about else ImageMetadata()

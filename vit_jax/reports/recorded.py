@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import checkpoints, models
-from vit_jax.checkpoints import provenance
+from vit_jax.checkpoints import forms, provenance
 from vit_jax.evals import selection
 from vit_jax.inference import stored
 from vit_jax.parallel import hardware
@@ -171,7 +171,7 @@ def read_run(workdir: pathlib.Path, name: str) -> RecordedRun:
   run = stored.load_run(workdir)
   if run is None:
     raise ConfigError(f"{workdir} contains no run (no config.json)")
-  about = checkpoints.read_description(workdir, provenance.check_metadata) or {}
+  about = checkpoints.read_description(workdir, forms.check_metadata) or {}
   of_state = about.get("identity", {})
   attempts, seconds, waited = goodput.read_account(workdir / "goodput.json")
   return RecordedRun(
@@ -214,7 +214,7 @@ def _check_result(values: Mapping[str, Any]) -> dict[str, Any]:
   return {key: value for key, value in values.items() if _is_number(value)} | {
     "goodput": {key: value for key, value in goodput.items() if _is_number(value)},
     "packages": {key: value for key, value in packages.items() if isinstance(value, str)},
-    **({"target": values["target"]} if provenance.is_target_record(values.get("target")) else {}),
+    **({"target": values["target"]} if forms.is_target_record(values.get("target")) else {}),
   }
 
 

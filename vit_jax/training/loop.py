@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax import certificates, checkpoints, config, runtime
-from vit_jax.checkpoints import digests, provenance
+from vit_jax.checkpoints import digests, forms, provenance
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.data.images import ImageError
 from vit_jax.data.workers import WorkerError
@@ -289,7 +289,7 @@ def restore_or_start(
   """
   workdir = store.directory.parent
   with timer.phase("restore"):
-    saved = store.restore(experiment.state_shapes, provenance.check_metadata)
+    saved = store.restore(experiment.state_shapes, forms.check_metadata)
   if saved and int(saved[0].step) > experiment.total:
     raise ConfigError(
       f"config.total: {format_amount(experiment.total, 'step')}, but the run in {workdir} has already completed "

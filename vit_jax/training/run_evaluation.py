@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from vit_jax import checkpoints, evals
-from vit_jax.checkpoints import provenance
+from vit_jax.checkpoints import forms, provenance
 from vit_jax.data import class_names
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, metrics, outcomes
@@ -54,7 +54,7 @@ def restore_newest(experiment: Experiment, workdir: pathlib.Path) -> steps.State
   """
   store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(experiment.mesh), read_only=True)
   with contextlib.closing(store):
-    saved = store.restore(experiment.state_shapes, provenance.check_metadata)
+    saved = store.restore(experiment.state_shapes, forms.check_metadata)
   if saved is None:
     raise ConfigError(f"{workdir} has no checkpoint yet. Train first")
   state, about = saved
