@@ -92,7 +92,7 @@ def test_schedule_free_clips_the_gradient_at_y():
 
 
 def test_schedule_free_matches_optax():
-  """Compares with Optax, which stores y. There is no warm-up, because Optax weights it one step later."""
+  """Compares with Optax, which stores y. The rate is constant, because Optax weights an iterate by the next rate."""
   params, _ = example()
   ours, points, _ = train(make_optimizer(params, STEPS, name="schedule_free", lr=LR), params)
   theirs = optax.contrib.schedule_free_adamw(LR)

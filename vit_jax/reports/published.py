@@ -31,7 +31,7 @@ class PublishedBand(NamedTuple):
 
 
 def compare_recorded_run(run: RecordedRun) -> certificates.Certificate | None:
-  """Returns the comparison of all recorded evaluations with the published curve, or None if there is no such curve.
+  """Returns the comparison of all recorded evaluations with the published curve, or None without such a curve.
 
   Args:
     run: a run, finished or not.
