@@ -88,7 +88,9 @@ def main() -> None:
       missed = {pair: each for pair, each in measure_misses(own, until).items() if each[0]}
       of = sum(len(other.seeds) for _, other in itertools.permutations(own, 2))
       if of:
-        print(f"  missed by {until:4.0%}  {sum(each for each, _ in missed.values())} of {of} runs with other settings")
+        print(
+          f"  not found up to {until:4.0%}  {sum(each for each, _ in missed.values())} of {of} runs with other settings"
+        )
       for (band, other), (some, seeds) in missed.items() if len(missed) <= LISTED else ():
         print(f"    {other} compared with {band}: {some} of {seeds}")
 

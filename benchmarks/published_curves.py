@@ -5,8 +5,8 @@ authors of DeiT III. --digits=DIR writes the curves of configs/digits.py, from t
 that evaluated after each epoch (--config.evals.test.every=1ep). --timm=FILE is results/results-imagenet.csv of timm,
 whose accuracies `evaluate` compares with its own.
 
-Each file contains curves, their sources, and the groups of the recipe that determine them. A test compares these groups
-with the recipes.
+Each file of curves contains their source and, for each curve, the groups of its recipe that determine it. A test
+compares these groups with the recipes. --curves also writes big_vision.json, from values in this program.
 """
 
 import collections
@@ -29,10 +29,10 @@ FOLDER = ROOT / "vit_jax" / "certificates"
 GRID = [percent / 100 for percent in range(1, 90)]  # the logs of AlgoPerf end at about 90 % of the steps
 ALGOPERF_STEPS = 186_666
 SIZES = {"small": "S", "base": "B", "large": "L", "huge": "H"}
-# Top-1 of four fine-tuned models with the same weights, in per cent (facebookresearch/mae, FINETUNE.md).
+# Top-1 in per cent of two groups of four models, fine-tuned from the same weights (facebookresearch/mae, FINETUNE.md).
 MAE = ((83.63, 83.66, 83.52, 83.46), (85.95, 85.87, 85.76, 85.88))
 BORROWED_FACTOR = 2.0  # factor of a borrowed standard deviation; an estimate
-# Top-1 of big_vision's ViT-S/16 for 90 epochs by fractions of the steps. Read from a figure, except the last.
+# Top-1 of big_vision's ViT-S/16 for 90 epochs by fractions of the steps. Read from a plot, except the last.
 BIG_VISION = {0.05: 15.4, 0.1: 33.1, 0.25: 54.9, 0.5: 65.2, 0.75: 72.9, 0.9: 75.8, 1.0: 76.23}
 
 
@@ -138,12 +138,12 @@ def describe_single_spread(epochs: int) -> dict[str, Any]:
 
 
 def convert_big_vision() -> dict[str, Any]:
-  """Returns the curve of ViT-S/16 for 90 epochs, whose values were read from a figure."""
+  """Returns the curve of ViT-S/16 for 90 epochs, whose values were read from a plot."""
   values = [value / 100 for value in BIG_VISION.values()]
   curve = make_curve("configs/vit_s16_i1k.py", "validation", list(BIG_VISION), [values])
   return {
     "source": "github.com/sayakpaul/big_vision_experiments",
-    "published": "one run of big_vision on a TPU v3-8, read from a figure",
+    "published": "one run of big_vision on a TPU v3-8, read from a plot",
     "curves": [curve | {"spread": describe_single_spread(90), "reading_error": 0.003}],
   }
 

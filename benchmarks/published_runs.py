@@ -219,7 +219,7 @@ def list_programs(folder: pathlib.Path) -> tuple[StepProgram, ...]:
     folder: directory for temporary files.
   """
   epoch, student = 1_268_355, BIG_VISION | MINITRAIN
-  # Distances between student and teacher are not evaluated on the images with other labels.
+  # Distances between student and teacher are not evaluated on "real", because its images are those of "validation".
   both = {f"{name} distance": number * (1 + TEACHER) for name, number in student.items() if name != "real"}
   rate = BIG_VISION_RATE
   return (

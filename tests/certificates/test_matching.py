@@ -63,7 +63,10 @@ def test_other_types_make_the_range_wider(changes):
     ({"data__policy__magnitude": 15}, "data.policy.magnitude: 10.0 -> 15.0"),
     ({"data__train": "train[:10%]"}, "data.train: 'train' -> 'train[:10%]'"),
     ({"batch": 512}, "batch: 1024 -> 512"),
-    ({"total": "90ep"}, "total: '186666' -> '90ep'. A shorter or longer schedule is not a prefix of another one"),
+    (
+      {"total": "90ep"},
+      "total: '186666' -> '90ep'. Runs with different schedules cannot be compared at the same fraction",
+    ),
     ({"model__attention__name": "differential"}, "model.attention.name: 'xla' -> 'differential'"),
   ],
 )

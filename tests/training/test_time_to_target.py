@@ -43,7 +43,7 @@ def test_restart_keeps_the_record_of_the_same_target():
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"metric": "top1"}, r"config\.log\.target\.value: missing\. config\.log\.target\.metric needs it"),
+    ({"metric": "top1"}, r"config\.log\.target\.value: missing, but config\.log\.target\.metric is set"),
     ({"value": 0.5}, r"config\.log\.target\.metric: missing"),
     ({"metric": "val/top1", "value": 0.5}, r"target\.metric: the run does not measure 'val/top1'. Did you mean 'test"),
     ({"metric": "ema_top1", "value": 0.5}, r"target\.metric: the run does not measure 'ema_top1'"),

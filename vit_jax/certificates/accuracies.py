@@ -34,7 +34,7 @@ class Accuracy(NamedTuple):
   interpolation: str
 
   def list_differences(self, image_size: int, crop: Mapping[str, Any]) -> list[str]:
-    """Returns lines on the differences between the published preparation of images and another one.
+    """Returns one line for each difference between the published preparation of images and that of a measurement.
 
     Args:
       image_size: side of the images in pixels.

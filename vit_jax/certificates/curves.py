@@ -92,10 +92,11 @@ class Curve:
     fine_tuned: whether the published run started from weights.
     fractions: fractions of the schedule (F,), ascending.
     seeds: top-1 as shares from 0 to 1, for S seeds (S, F).
-    spread: spread between seeds in the settings of the same source. For single runs, the spread is borrowed.
+    spread: spread between seeds in the settings of the same source. For single runs, it is the spread of another source
+      ("borrowed").
     setting: index of this curve's setting in the spread, or None if the spread is borrowed.
     factor: factor of the standard deviation. It is larger than 1 for a borrowed spread.
-    reading_error: largest error of values that were read from a figure, as a share.
+    reading_error: largest error of values that were read from a plot, as a share.
     note: origin of a borrowed spread, or "".
   """
 
@@ -175,7 +176,7 @@ def _make_curve(content: Mapping[str, Any], curve: Mapping[str, Any], index: int
   if borrowed and "std" in borrowed:
     variances = np.full((1, 2), borrowed["std"] ** 2)
     spread = Spread(np.array([0.0, 1.0]), variances, np.array([borrowed["degrees"]]))
-  assert spread is not None, "a file of single runs names another spread"
+  assert spread is not None, "a file of single runs must name the source of its spread"
   return Curve(
     name=curve["name"],
     source=content["source"],

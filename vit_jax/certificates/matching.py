@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from vit_jax import trees
 from vit_jax.certificates.curves import Curve
 
-# Groups of a config that determine the curve of a run. Curves of fine-tuned models assume weights of the same recipe.
+# Groups of a config that determine the curve of a run. The initial weights of fine-tuned models are not compared.
 GROUPS = ("model", "data", "optim", "task", "total", "batch")
 # Keys in these groups that do not change the expected curve: files, threads, memory, and the order of operations.
 IGNORED = (
@@ -42,7 +42,9 @@ class Match(NamedTuple):
     if self.refused:
       others = [line.partition(":")[0] for line in self.refused[SHOWN:]]
       lines = list(self.refused[:SHOWN]) + ([f"and in {', '.join(others)}"] if others else [])
-      schedule = ". A shorter or longer schedule is not a prefix of another one" if self._has_other_schedule() else ""
+      schedule = (
+        ". Runs with different schedules cannot be compared at the same fraction" if self._has_other_schedule() else ""
+      )
       return "the config differs in " + "; ".join(lines) + schedule
     if self.evaluation is None:
       return f"no evaluation measures the accuracy on the split {self.curve.split!r}"
@@ -58,9 +60,9 @@ def find_match(
   """Returns the curve that was published for the model, data and task of a run, with the fewest differences.
 
   Args:
-    run: plain completed config of the run.
+    run: plain config of the run, with all defaults.
     curves: the curves.
-    complete: returns the completed form of a plain config with all defaults.
+    complete: function that adds all defaults to a plain config.
 
   Returns:
     The match, or None if no curve has this model, dataset and task.

@@ -59,7 +59,7 @@ class Certificate:
 
   @property
   def reason(self) -> str:
-    """Why the run cannot be compared with the curve, or ""."""
+    """Reason why the run cannot be compared with the curve, or ""."""
     return self.match.explain_refusal()
 
   @property

@@ -202,7 +202,8 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> Folde
   problem = "; ".join(walked.failed) or _find_layout_problem(root)
   if problem and bad and aside:
     raise ConfigError(
-      f"--check: no image was moved, because a run with the default settings cannot read {str(root)!r}: {problem}"
+      f"--move-bad: a run with the default settings cannot read {str(root)!r}: {problem}. No image was moved. Fix this "
+      f"first"
     )
   before = _record_splits(root) if aside and bad else None
   stayed = [words for i in bad if (words := move_aside(root, aside, walked.images[i]))] if aside else []

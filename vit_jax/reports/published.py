@@ -13,7 +13,7 @@ from vit_jax.training import comparison
 
 
 class PublishedBand(NamedTuple):
-  """The expected range of a metric at N numbers of images seen.
+  """The expected range of a metric at N points of a run.
 
   Attributes:
     metric: name of the metric in metrics.jsonl.
@@ -38,7 +38,7 @@ def compare_recorded_run(run: RecordedRun) -> certificates.Certificate | None:
   """
   if not run.total:
     return None
-  certificate = comparison.find_certificate(run.run, run.total, changed=run.changed_length)
+  certificate = comparison.find_certificate(run.run, run.total, changed_length=run.changed_length)
   if certificate:
     for row in run.rows:
       certificate.add(int(row["step"]), {name.removeprefix(f"{selection.TEST}/"): each for name, each in row.items()})

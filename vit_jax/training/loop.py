@@ -132,7 +132,7 @@ class Session:
     frozen: {name: {path: array}} of weights that the task reads but does not train.
     frozen_digests: {key of the config: SHA-256} of these weights.
     evaluated: whether all evaluations at the first step are done.
-    changed: whether the run had another length before a restart.
+    changed_length: whether the run had another length before a restart.
     certificate: comparison with a published curve, or None if there is none for this run.
     phase: the function `enter_phase`, which takes the name of a phase.
   """
@@ -147,7 +147,7 @@ class Session:
   frozen: dict[str, dict[str, jax.Array]]
   frozen_digests: dict[str, str]
   evaluated: bool
-  changed: bool
+  changed_length: bool
   certificate: certificates.Certificate | None
   phase: Callable[..., contextlib.AbstractContextManager[None]]
 
@@ -196,8 +196,8 @@ def open_session(
   for resource in (log, trace, batches):
     resources.callback(resource.close)
   resources.push(watch.report)
-  changed = comparison.has_other_length(experiment.run, about)
-  certificate = comparison.find_certificate(experiment.run, experiment.total, about.get("verdicts", ()), changed)
+  changed_length = comparison.has_other_length(experiment.run, about)
+  certificate = comparison.find_certificate(experiment.run, experiment.total, about.get("verdicts", ()), changed_length)
   if certificate:
     print_line(certificate.format_start())
   evaluated = about.get("evaluated", True)
@@ -213,7 +213,7 @@ def open_session(
       frozen,
       frozen_digests,
       evaluated,
-      changed,
+      changed_length,
       certificate,
       phase,
     ),
@@ -474,7 +474,7 @@ def save(session: Session, step: int, state: steps.State[jax.Array]) -> None:
         state,
         describe_checkpoint(session.experiment, session.frozen_digests, step)
         | session.log.get_progress(step)
-        | {"verdicts": session.verdicts, "changed_length": session.changed},
+        | {"verdicts": session.verdicts, "changed_length": session.changed_length},
       )
 
 

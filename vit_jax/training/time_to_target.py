@@ -24,7 +24,7 @@ def check_target(run: BoundRun) -> None:
   target = run.log.target
   if (target.metric is None) != (target.value is None):
     missing, given = ("metric", "value") if target.metric is None else ("value", "metric")
-    raise ConfigError(f"missing. config.log.target.{given} needs it. Set both, or neither", missing)
+    raise ConfigError(f"missing, but config.log.target.{given} is set. Set both or neither", missing)
   if target.metric is None or target.value is None:
     return
   known = [f"{name}/{figure}" for name in run.evals for figure in run.list_figure_names(name)]

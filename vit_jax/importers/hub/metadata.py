@@ -145,7 +145,8 @@ def list_names(weights: pathlib.Path) -> list[str]:
   """
   folder = weights if weights.is_dir() else weights.parent
   config: Mapping[str, Any] = {}
-  with contextlib.suppress(ConfigError, OSError):  # formats that do not need the file may have another one next to them
+  # Some formats do not need config.json. A file of this name next to them may have another form.
+  with contextlib.suppress(ConfigError, OSError):
     config = files.read_json(folder / SIDECARS[0]) or {}
   pretrained = config.get("pretrained_cfg")
   tag = pretrained.get("tag") if isinstance(pretrained, dict) else None
