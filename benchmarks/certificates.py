@@ -2,7 +2,7 @@
 
 False alarms: each published seed is compared with the band of the other seeds of its setting, at the milestones.
 Misses: the seeds of each setting are compared with the bands of the other settings. A miss is a run with other
-settings that has only verdicts "on track" up to 10 % of its steps.
+settings that has no other verdict than "on track" up to 10 % of its steps.
 
 Trials 1 and 3 of AlgoPerf differ only in the label smoothing, which changes the accuracy later.
 """
@@ -16,11 +16,12 @@ from vit_jax import certificates, cli
 from vit_jax.certificates import Curve
 
 LISTED = 10  # maximum number of missed pairs that are listed
+STEPS = 100_000  # steps of a run; only fractions of them matter
 EARLY = 0.1  # fraction of the schedule by which a wrong run must be found
 
 
 def judge_seed(curve: Curve, fractions: np.ndarray, values: np.ndarray, until: float = 1.0) -> list[str]:
-  """Returns the verdicts of a run at the milestones.
+  """Returns the verdicts of a run, as `train` gives them.
 
   Args:
     curve: the curve.
@@ -28,12 +29,11 @@ def judge_seed(curve: Curve, fractions: np.ndarray, values: np.ndarray, until: f
     values: top-1 of the run as shares (F,).
     until: last fraction.
   """
-  verdicts = []
-  for milestone in (each for each in certificates.MILESTONES if each <= until):
-    at = int(np.searchsorted(fractions, milestone - 1e-9))
-    if at < len(fractions) and (band := curve.compute_band(fractions[at])):
-      verdicts.append(certificates.judge(values[at], band))
-  return verdicts
+  certificate = certificates.Certificate(certificates.Match(curve, "test", [], []), STEPS)
+  for fraction, value in zip(fractions, values, strict=True):
+    if fraction <= until:
+      certificate.add(round(fraction * STEPS), {"top1": float(value)})
+  return [each.verdict for each in certificate.verdicts]
 
 
 def measure_false_alarms(curves: Sequence[Curve]) -> tuple[int, int, int]:
@@ -63,12 +63,15 @@ def measure_misses(curves: Sequence[Curve], until: float = EARLY) -> dict[tuple[
     until: last fraction of the schedule.
 
   Returns:
-    Maps (name of the band's curve, name of the other curve) to (missed seeds, seeds).
+    Maps (name of the band's curve, name of the other curve) to (missed seeds, seeds with an evaluation).
   """
   missed = {}
   for band, other in itertools.permutations(curves, 2):
-    found = [judge_seed(band, other.fractions, seed, until) for seed in other.seeds]
-    missed[band.name, other.name] = (sum(set(each) == {certificates.ON_TRACK} for each in found), len(found))
+    found = [verdicts for seed in other.seeds if (verdicts := judge_seed(band, other.fractions, seed, until))]
+    missed[band.name, other.name] = (
+      sum(all(verdict == certificates.ON_TRACK for verdict in each) for each in found),
+      len(found),
+    )
   return missed
 
 
@@ -85,12 +88,11 @@ def main() -> None:
       seeds = sum(len(curve.seeds) for curve in repeated)
       print(f"  false alarms  {wrong} of {count} verdicts; {stopped} of {seeds} runs below twice in a row")
     for until in (EARLY, 1.0):
-      missed = {pair: each for pair, each in measure_misses(own, until).items() if each[0]}
-      of = sum(len(other.seeds) for _, other in itertools.permutations(own, 2))
-      if of:
-        print(
-          f"  not found up to {until:4.0%}  {sum(each for each, _ in missed.values())} of {of} runs with other settings"
-        )
+      counts = measure_misses(own, until)
+      missed = {pair: each for pair, each in counts.items() if each[0]}
+      if of := sum(seeds for _, seeds in counts.values()):
+        some = sum(each for each, _ in missed.values())
+        print(f"  not found up to {until:4.0%}  {some} of {of} runs with other settings")
       for (band, other), (some, seeds) in missed.items() if len(missed) <= LISTED else ():
         print(f"    {other} compared with {band}: {some} of {seeds}")
 

@@ -49,7 +49,7 @@ def test_other_types_make_the_range_wider(changes):
   certificate = find("configs/algoperf_vit.py:2", **changes)
   (key,) = changes
   assert certificate.match.widened == [line for line in certificate.match.widened if key.replace("__", ".") in line]
-  assert not certificate.reason and "range doubled, because of" in certificate.format_start()
+  assert not certificate.reason and "range times 2, because of" in certificate.format_start()
   plain = find("configs/algoperf_vit.py:2")
   wide, narrow = (each.add(100, {"validation/top1": 0.5}) for each in (certificate, plain))
   assert wide.half_width == pytest.approx(2 * narrow.half_width)

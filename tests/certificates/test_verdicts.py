@@ -12,7 +12,7 @@ CURVE = make_curve([[0.0, value, value] for value in (0.5, 0.51, 0.52, 0.5, 0.51
 
 
 def make(verdicts=(), evaluation="test", refused=(), total=1000):
-  return certificates.Certificate(Match(CURVE, evaluation, [], refused), total, verdicts)
+  return certificates.Certificate(Match(CURVE, evaluation, [], refused), total, certificates.parse_verdicts(verdicts))
 
 
 def test_each_milestone_is_compared_once_at_the_first_evaluation_that_is_not_earlier():

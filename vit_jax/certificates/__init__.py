@@ -12,6 +12,8 @@ from vit_jax.certificates.verdicts import (
   VERDICTS,
   Certificate,
   CurveCheck,
+  format_percent,
   format_range,
   judge,
+  parse_verdicts,
 )

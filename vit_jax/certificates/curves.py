@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 FILES = ("algoperf", "deit3", "big_vision", "digits")
 LEVEL = 0.99  # probability that the value of a run with the same recipe is inside its band
@@ -126,6 +125,8 @@ class Curve:
     Returns:
       The range, or None outside of the published fractions.
     """
+    from scipy import stats  # slow to import, and programs without a curve do not need it
+
     if not self.fractions[0] <= fraction <= self.fractions[-1]:
       return None
     mean = float(np.mean([np.interp(fraction, self.fractions, seed) for seed in self.seeds]))

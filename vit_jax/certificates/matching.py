@@ -67,13 +67,9 @@ def find_match(
   Returns:
     The match, or None if no curve has this model, dataset and task.
   """
-  matches = []
-  for curve in curves:
-    if curve.config["data"]["name"] != run["data"]["name"]:
-      continue
-    published = complete(curve.config)
-    if published["model"]["name"] == run["model"]["name"] and published["task"]["name"] == run["task"]["name"]:
-      matches.append(_compare(curve, published, run))
+  names = [run[group]["name"] for group in ("model", "data", "task")]
+  found = [curve for curve in curves if [curve.config[group]["name"] for group in ("model", "data", "task")] == names]
+  matches = [_compare(curve, complete(curve.config), run) for curve in found]
   return min(matches, key=lambda match: (len(match.refused), len(match.widened)), default=None)
 
 
@@ -85,7 +81,7 @@ def _compare(curve: Curve, published: Mapping[str, Any], run: Mapping[str, Any])
   start = run["init"]["from"]
   if (start is not None) != curve.fine_tuned:
     refused.append(f"init.from: {'weights' if curve.fine_tuned else None} -> {start!r}")
-  return Match(curve, _find_evaluation(run, curve.split), widened, refused)
+  return Match(curve, _find_evaluation(run, published["data"].get(curve.split, curve.split)), widened, refused)
 
 
 def _select_groups(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,12 +98,14 @@ def _matches(line: str, patterns: Sequence[str]) -> bool:
 
 
 def _find_evaluation(run: Mapping[str, Any], split: str) -> str | None:
-  """Returns the name of the run's evaluation that measures the accuracy on a split of its data, or None."""
+  """Returns the name of the run's evaluation that measures the accuracy on a split of the dataset, or None."""
   return next(
     (
       name
       for name, choice in run["evals"].items()
-      if choice["name"] == "accuracy" and choice["data"] is None and choice["split"] == split
+      if choice["name"] == "accuracy"
+      and choice["data"] is None
+      and run["data"].get(choice["split"], choice["split"]) == split
     ),
     None,
   )

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.certificates.curves import Band
+from vit_jax.certificates.curves import WIDENING, Band
 from vit_jax.certificates.matching import Match
 
 # Fractions of the schedule at which a run is compared: at the first evaluation that is not earlier.
@@ -39,23 +39,19 @@ def judge(value: float, band: Band) -> str:
   return ABOVE if value > band.high else ON_TRACK
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Certificate:
   """The comparison of a run with a published curve.
 
-  Args:
+  Attributes:
     match: the curve and the differences of the config.
     total: number of steps of the run.
-    verdicts: verdicts so far, as dicts of their fields.
+    verdicts: verdicts so far. `add` appends to them.
   """
 
   match: Match
   total: int
-  verdicts: list[CurveCheck]
-
-  def __init__(self, match: Match, total: int, verdicts: Sequence[Mapping[str, Any]] = ()) -> None:
-    self.match, self.total = match, total
-    self.verdicts = [CurveCheck(*(each[name] for name in CurveCheck._fields)) for each in verdicts]
+  verdicts: list[CurveCheck] = dataclasses.field(default_factory=list)
 
   @property
   def reason(self) -> str:
@@ -103,7 +99,9 @@ class Certificate:
       return f"not compared with the published curve of {curve.name}: {self.reason}"
     line = f"compared with {curve.name}: {curve.published} ({curve.source})"
     line += f"; spread: {curve.note}" if curve.note else ""
-    return line + (f"; range doubled, because of {'; '.join(self.match.widened)}" if self.match.widened else "")
+    return line + (
+      f"; range times {WIDENING:g}, because of {'; '.join(self.match.widened)}" if self.match.widened else ""
+    )
 
   def format_verdict(self, check: CurveCheck) -> str:
     """Returns a comparison as a line.
@@ -140,8 +138,17 @@ class Certificate:
       "refused": list(self.match.refused),
       "reason": self.reason or None,
       "summary": self.format_summary(),
-      "verdicts": [each._asdict() for each in self.verdicts],
+      "verdicts": self.list_verdicts(),
     }
+
+  def list_verdicts(self) -> list[dict[str, Any]]:
+    """Returns the verdicts as JSON values, for a checkpoint."""
+    return [each._asdict() for each in self.verdicts]
+
+
+def parse_verdicts(values: Sequence[Mapping[str, Any]]) -> list[CurveCheck]:
+  """Returns the verdicts of `Certificate.list_verdicts`."""
+  return [CurveCheck(*(each[name] for name in CurveCheck._fields)) for each in values]
 
 
 def format_range(check: CurveCheck) -> str:

@@ -61,7 +61,9 @@ def find_bands(runs: Sequence[RecordedRun]) -> list[PublishedBand]:
       ends = np.array([(band.low, band.high) for band in each if band])
       images = shares * run.total * run.run.batch
       name = selection.format_name(certificate.figure)
-      bands[match.curve.name, run.total] = PublishedBand(name, match.curve.name, images, *ends.T)
+      bands[match.curve.name, run.total, name, bool(match.widened)] = PublishedBand(
+        name, match.curve.name, images, *ends.T
+      )
   return list(bands.values())
 
 
@@ -78,7 +80,7 @@ def make_tables(runs: Sequence[RecordedRun]) -> list[Table]:
       title = f"{run.name} and the published curve of {certificate.match.curve.name}"
       rows = [
         [
-          f"{100 * each.fraction:.3g} %",
+          f"{certificates.format_percent(each.fraction)} %",
           f"{100 * each.value:.2f}",
           f"{100 * each.mean:.2f}",
           certificates.format_range(each),

@@ -28,7 +28,8 @@ def find_certificate(
   match = certificates.find_match(to_plain(run), certificates.list_curves(), _complete)
   if match and changed_length:
     match = match._replace(refused=[*match.refused, "total: the run had another length before a restart"])
-  return match and certificates.Certificate(match, total, () if match.explain_refusal() else verdicts)
+  comparable = match and not match.explain_refusal()
+  return match and certificates.Certificate(match, total, certificates.parse_verdicts(verdicts if comparable else ()))
 
 
 def has_other_length(run: BoundRun, about: Mapping[str, Any]) -> bool:

@@ -154,7 +154,7 @@ class Session:
   @property
   def verdicts(self) -> list[dict[str, Any]]:
     """Verdicts of the comparison with a published curve so far."""
-    return [verdict._asdict() for verdict in self.certificate.verdicts] if self.certificate else []
+    return self.certificate.list_verdicts() if self.certificate else []
 
 
 def open_session(
