@@ -7,6 +7,7 @@ settings that has no other verdict than "on track" up to 10 % of its steps.
 Trials 1 and 3 of AlgoPerf differ only in the label smoothing, which changes the accuracy later.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -36,6 +37,26 @@ def judge_seed(curve: Curve, fractions: np.ndarray, values: np.ndarray, until: f
   return [each.verdict for each in certificate.verdicts]
 
 
+def remove_seed(curve: Curve, index: int) -> Curve:
+  """Returns a curve and its spread without one seed.
+
+  Args:
+    curve: a curve with several seeds.
+    index: index of the seed.
+
+  Raises:
+    ValueError: the spread is borrowed.
+  """
+  if curve.setting is None:
+    raise ValueError(f"{curve.name} has a single seed")
+  others = np.delete(curve.seeds, index, axis=0)
+  variances, degrees = curve.spread.variances.copy(), curve.spread.degrees.copy()
+  variances[curve.setting], degrees[curve.setting] = others.var(0, ddof=1), len(others) - 1
+  return dataclasses.replace(
+    curve, seeds=others, spread=certificates.Spread(curve.spread.fractions, variances, degrees)
+  )
+
+
 def measure_false_alarms(curves: Sequence[Curve]) -> tuple[int, int, int]:
   """Compares each seed with the band of the other seeds.
 
@@ -48,7 +69,7 @@ def measure_false_alarms(curves: Sequence[Curve]) -> tuple[int, int, int]:
   wrong = count = stopped = 0
   for curve in curves:
     for index, seed in enumerate(curve.seeds):
-      verdicts = judge_seed(curve.remove_seed(index), curve.fractions, seed)
+      verdicts = judge_seed(remove_seed(curve, index), curve.fractions, seed)
       wrong += sum(verdict != certificates.ON_TRACK for verdict in verdicts)
       count += len(verdicts)
       stopped += (certificates.BELOW, certificates.BELOW) in itertools.pairwise(verdicts)

@@ -19,6 +19,7 @@ from typing import Any
 
 from launch import spec, tpus
 from launch.errors import LaunchError, UnknownError
+from launch.states import FATAL
 
 GROUP, VERSION = "jobset.x-k8s.io", "v1alpha2"
 JOBSETS = f"jobsets.{GROUP}"
@@ -28,7 +29,6 @@ COMPLETION = "batch.kubernetes.io/job-completion-index"  # annotation of a pod: 
 FOLDER, TPU = "vitjax-folder", "vitjax-tpu"  # annotations of `launch`
 CONTAINER = "train"
 KEPT = 86_400  # seconds for which a JobSet without machines is kept for inspection
-FATAL = (2, 44, 45, 46)  # exit codes after which no restart helps
 FREE = (42, 143)  # exit codes of a requested stop, as in a preemption
 
 _SELECTORS = {"spot": "cloud.google.com/gke-spot", "flex-start": "cloud.google.com/gke-flex-start"}

@@ -126,7 +126,7 @@ def describe_problems(plans: Sequence[estimate.Plan]) -> str:
   """
   slices = ", ".join(dict.fromkeys(plan.rented for plan in plans))
   if len(plans) == 1:
-    return f"{slices}: {str(plans[0].problem).partition(chr(10))[0]}"
+    return f"{slices}: {str(plans[0].problem).splitlines()[0]}"
   return f"no plan is possible on {slices}. See the reasons above"
 
 

@@ -77,12 +77,12 @@ def test_other_types_double_the_width_and_a_reading_error_is_added():
 
 def test_curve_without_a_seed_has_a_spread_without_it():
   curve = ALGOPERF[1]
-  left = curve.remove_seed(2)
+  left = rates.remove_seed(curve, 2)
   assert len(left.seeds) == 3 and left.spread.total_degrees == curve.spread.total_degrees - 1
   np.testing.assert_allclose(left.spread.variances[1], curve.seeds[[0, 1, 3]].var(0, ddof=1))
   np.testing.assert_array_equal(left.spread.variances[0], curve.spread.variances[0])
   with pytest.raises(ValueError, match="single seed"):
-    next(each for each in certificates.list_curves() if "deit3" in each.name).remove_seed(0)
+    rates.remove_seed(next(each for each in certificates.list_curves() if "deit3" in each.name), 0)
 
 
 def test_published_means_are_those_of_the_reference_table():

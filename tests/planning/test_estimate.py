@@ -140,7 +140,7 @@ def test_training_waits_for_checkpoints_that_take_longer_than_their_interval(wri
   for interval in (100.0, 100.0, 100.0, 90.0):
     now = max(now + interval, done)
     done = now + writing
-  hours = estimate.compute_checkpoint_hours(writing, 100.0, 390.0)
+  hours = estimate.compute_checkpoint_hours(writing, 10.0, 10, 39)
   assert hours == pytest.approx(expected / 3600)
   assert hours * 3600 == pytest.approx(done - 390.0, abs=10.0)  # the last interval is counted as a whole one
 

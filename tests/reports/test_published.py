@@ -44,7 +44,7 @@ def test_band_is_drawn_once_behind_the_accuracy_over_images(run):
   changed = [a != b for a, b in zip(chapter.parts[0].svgs, plain.parts[0].svgs, strict=True)]
   titles = [panel.title for panel in curves.select_panels([run])]
   assert [title for title, other in zip(titles, changed, strict=True) if other] == ["top-1"]
-  assert "The grey area contains a further run of recipe with a probability of 99 %." in chapter.parts[0].about
+  assert "The grey area contains a further run of recipe with a probability of at least 99%." in chapter.parts[0].about
   assert "grey area" not in plain.parts[0].about
 
 

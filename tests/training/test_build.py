@@ -136,6 +136,11 @@ def test_the_models_switches_reach_it_from_the_config(changes):
   assert any("blocks/attention" in path for path in state.params) == ("model.scan" in changes)
 
 
+@pytest.mark.parametrize(("total", "warmup"), [("30000ep", "40k"), ("3ep", "400k"), ("100", "2ep"), ("4000Mex", "10k")])
+def test_schedule_that_some_data_can_fit_is_accepted(total, warmup):
+  assert runs.run(total=total, optim__warmup=warmup).total == total
+
+
 @pytest.mark.parametrize(
   ("changes", "message"),
   [

@@ -47,6 +47,7 @@ def test_restart_keeps_the_record_of_the_same_target():
     ({"value": 0.5}, r"config\.log\.target\.metric: missing"),
     ({"metric": "val/top1", "value": 0.5}, r"target\.metric: the run does not measure 'val/top1'. Did you mean 'test"),
     ({"metric": "ema_top1", "value": 0.5}, r"target\.metric: the run does not measure 'ema_top1'"),
+    ({"metric": "images", "value": 5.0}, r"target\.metric: 'images' does not measure quality"),
     ({"metric": "top1", "value": 77.3}, r"target\.value: expected a share between 0 and 1, got 77\.3\."),
   ],
 )

@@ -19,7 +19,6 @@ class Accuracy(NamedTuple):
 
   Attributes:
     name: name of the weights in timm, with its tag.
-    source: table with the value.
     top1: share of correct predictions.
     image_size: side of the images in pixels.
     ratio: side of the crop as a share of the smaller side of the resized image.
@@ -27,7 +26,6 @@ class Accuracy(NamedTuple):
   """
 
   name: str
-  source: str
   top1: float
   image_size: int
   ratio: float
@@ -79,7 +77,7 @@ def find_accuracy(names: Iterable[str]) -> Accuracy | None:
   for name in names:
     if values := content["weights"].get(name):
       top1, image_size, ratio, interpolation = values
-      return Accuracy(name, content["source"], top1 / 100, image_size, ratio, interpolation)
+      return Accuracy(name, top1 / 100, image_size, ratio, interpolation)
   return None
 
 

@@ -134,22 +134,6 @@ class Curve:
     std = self.factor * self.spread.compute_std(fraction, self.setting) * (1 + 1 / len(self.seeds)) ** 0.5
     return Band(mean, float((quantile * std + self.reading_error) * (WIDENING if widened else 1.0)))
 
-  def remove_seed(self, index: int) -> "Curve":
-    """Returns the curve and its spread without one seed.
-
-    Args:
-      index: index of the seed.
-
-    Raises:
-      ValueError: the spread is borrowed.
-    """
-    if self.setting is None:
-      raise ValueError(f"{self.name} has a single seed")
-    others = np.delete(self.seeds, index, axis=0)
-    variances, degrees = self.spread.variances.copy(), self.spread.degrees.copy()
-    variances[self.setting], degrees[self.setting] = others.var(0, ddof=1), len(others) - 1
-    return dataclasses.replace(self, seeds=others, spread=Spread(self.spread.fractions, variances, degrees))
-
 
 @functools.cache
 def list_curves() -> tuple[Curve, ...]:

@@ -20,7 +20,7 @@ def _is_share(value: object) -> bool:
 
 
 def _is_position(value: object) -> bool:
-  return isinstance(value, int) and value >= 0
+  return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST
 
 
 def _are_sums(values: object) -> bool:
@@ -33,14 +33,18 @@ def _are_measurements(values: object) -> bool:
   )
 
 
+_REACHED = {"step": _is_position, "hours": _is_count}
+
+
 def is_target_record(value: object) -> bool:
   """Returns whether a value is a time to target, see `training.time_to_target`. A run writes it to its files."""
   return (
     isinstance(value, dict)
     and isinstance(value.get("metric"), str)
     and isinstance(value.get("value"), int | float)
+    and not isinstance(value["value"], bool)
     and abs(value["value"]) < LARGEST
-    and all(key in value and (value[key] is None or _is_count(value[key])) for key in ("step", "hours"))
+    and all(key in value and (value[key] is None or form(value[key])) for key, form in _REACHED.items())
   )
 
 
@@ -57,6 +61,8 @@ _VERDICTS = [
   {"step": _is_position, "verdict": lambda value: value in certificates.VERDICTS, "half_width": _is_count}
   | dict.fromkeys(("fraction", "value", "mean"), _is_share)
 ]
+# Parts that a checkpoint has only in newer versions, or for some runs.
+_OPTIONAL = {"measured": _are_measurements, "target": is_target_record, "verdicts": _VERDICTS, "changed_length": bool}
 # The schema of a checkpoint's metadata. Older checkpoints contain only the progress of the run.
 _COUNTS = dict.fromkeys(("images", "seconds", "train_seconds"), _is_count)
 _FORM = {
@@ -93,10 +99,7 @@ _LATER = {
 def check_metadata(about: Mapping[str, Any]) -> None:
   """Raises ValueError if the metadata of a checkpoint do not have the form that a run writes."""
   form = _COUNTS | (_FORM if "identity" in about else {})
-  form |= {"measured": _are_measurements} if "measured" in about else {}  # absent in older checkpoints
-  form |= {"target": is_target_record} if "target" in about else {}  # absent without a target
-  form |= {"verdicts": _VERDICTS} if "verdicts" in about else {}
-  form |= {"changed_length": bool} if "changed_length" in about else {}
+  form |= {name: kind for name, kind in _OPTIONAL.items() if name in about}
   wrong = [name for name in form if not _has_form(about.get(name), form[name])]
   later = about["identity"] if "identity" in about and not wrong else {}
   wrong += [name for name in _LATER if name in later and not _has_form(later[name], _LATER[name])]

@@ -196,19 +196,20 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> Folde
     read=lambda i: (local_files.read_file(root / walked.images[i]), 0),
     place=lambda i: f"file {f'{root}/{walked.images[i]}'!r}",
   )
-  with ProgressScreen("checking", len(source)) as screen:
-    bad = find_problems(Images(source, "raise", *BOUNDS), screen.add)
-  lines = [f"bad: {ascii(walked.images[i])[1:-1]}: {reason}" for i, reason in bad.items()]
   problem = "; ".join(walked.failed) or _find_layout_problem(root)
-  if problem and bad and aside:
+  if problem and aside:
     raise ConfigError(
       f"--move-bad: a run with the default settings cannot read {str(root)!r}: {problem}. No image was moved. Fix this "
       f"first"
     )
+  with ProgressScreen("checking", len(source)) as screen:
+    bad = find_problems(Images(source, "raise", *BOUNDS), screen.add)
+  lines = [f"bad: {ascii(walked.images[i])[1:-1]}: {reason}" for i, reason in bad.items()]
   before = _record_splits(root) if aside and bad else None
   stayed = [words for i in bad if (words := move_aside(root, aside, walked.images[i]))] if aside else []
   remaining = len(stayed if aside else bad)
-  problem = problem or _find_layout_problem(root)
+  if aside and bad:
+    problem = _find_layout_problem(root)  # for example, a class may have lost all its images
   moved = f", {len(bad) - remaining:,} moved to {str(aside)!r}" if aside else ""
   kinds = collections.Counter(tree.extension(name) for name in walked.images)
   lines += [
@@ -246,13 +247,13 @@ def find_images(root: pathlib.Path) -> FolderFiles:
       return
     try:
       with os.scandir(path) as entries:
-        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+        names = sorted((entry.name, _is_folder(entry)) for entry in entries if not entry.name.startswith("."))
     except OSError as error:
       result.failed.append(f"not searched: {folder!r}: {error.strerror}")
       return
-    for name in names:
+    for name, is_folder in names:
       inner = os.path.join(folder, name)
-      if os.path.isdir(path / name):  # false for a link to itself
+      if is_folder:
         enter(inner)
       elif tree.is_image(name):
         result.images.append(inner)
@@ -261,6 +262,14 @@ def find_images(root: pathlib.Path) -> FolderFiles:
 
   enter("")
   return result
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+  """Returns whether an entry is a folder. A link to itself is not a folder."""
+  try:
+    return entry.is_dir()
+  except OSError:
+    return False
 
 
 def _describe_classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:

@@ -183,10 +183,11 @@ class Images:
       ImageError: if there are too many bad records.
     """
     with self._lock:
-      if record not in self.reasons and len(self.reasons) < LISTED:
-        LOG.warning("skipped: %s", reason)
-      elif record not in self.reasons and len(self.reasons) == LISTED:
-        LOG.warning("further skipped records of split %r are not listed", self.source.split)
+      if record not in self.reasons:
+        if len(self.reasons) < LISTED:
+          LOG.warning("skipped: %s", reason)
+        elif len(self.reasons) == LISTED:
+          LOG.warning("further skipped records of split %r are not listed", self.source.split)
       self.reasons[record] = reason
       some = list(self.reasons.values())
     if exceeds_max_bad(len(some), len(self.source), self.max_bad):

@@ -394,7 +394,7 @@ def sam(*, rho: Positive = 0.05, rule: Annotated[Choice, BASES] = Choice("adamw"
 ADVICE = {"frozen": """. All but the head: --config.optim.frozen='["(?!head).*"]'"""}  # for a pattern without a match
 
 RULES: dict[str, tuple[Callable[..., Any], Callable[..., Optimizer]]] = {
-  rule.__name__: (rule, optimizer) for rule in (adamw, nadamw, sgd, adafactor, lion, muon, sam)
+  rule.__name__: (rule, optimizer) for rule in (*BASES.values(), muon, sam)
 }
 RULES["lamb"] = (lamb, preset(optimizer, trust_ratio="decayed"))
 RULES["schedule_free"] = (schedule_free, preset(optimizer, schedule=Choice("constant")))

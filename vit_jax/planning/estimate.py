@@ -409,7 +409,7 @@ def estimate_run(
     core_days=hours / 24 * slice_.cores,
     checkpoint_bytes=state,
     checkpoint_seconds=writing,
-    checkpoint_hours=compute_checkpoint_hours(writing, experiment.save_every * plan.pace, experiment.total * plan.pace),
+    checkpoint_hours=compute_checkpoint_hours(writing, plan.pace, experiment.save_every, experiment.total),
     images_per_second_per_host=wanted,
     input_bytes_per_second_per_host=image_bytes and image_bytes * wanted,
     host_rate=host_rate,
@@ -418,7 +418,7 @@ def estimate_run(
   )
 
 
-def compute_checkpoint_hours(writing: float, interval: float, total: float) -> float:
+def compute_checkpoint_hours(writing: float, pace: float, every: int, total: int) -> float:
   """Returns the hours in which training waits for checkpoints.
 
   A checkpoint is written while training continues. The next save waits until the preceding checkpoint is complete.
@@ -426,7 +426,9 @@ def compute_checkpoint_hours(writing: float, interval: float, total: float) -> f
 
   Args:
     writing: seconds to write a checkpoint.
-    interval: seconds of training between two checkpoints.
-    total: seconds of training of the whole run.
+    pace: seconds of a step.
+    every: steps between two checkpoints.
+    total: steps of the whole run.
   """
-  return ((math.ceil(total / interval) - 1) * max(0.0, writing - interval) + writing) / 3600
+  intervals = -(-total // every)  # the last one may be shorter
+  return ((intervals - 1) * max(0.0, writing - every * pace) + writing) / 3600

@@ -56,7 +56,7 @@ _COLUMNS = (  # heading, function from a plan to the cell
 
 
 def _format_number(value: float) -> str:
-  """Returns a number with a digit after the point, or at least two significant digits, such as 22.4 or 0.0063."""
+  """Returns a number with at least two significant digits, such as 22.4 or 0.0063. From 1,000, it is a whole number."""
   if value >= 1 or not value:
     return f"{value:,.{0 if value >= 1000 else 1}f}"
   return f"{value:.{1 - math.floor(math.log10(value))}f}"

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.ticker import LogLocator
 
+from vit_jax.certificates import LEVEL
 from vit_jax.evals import selection
 from vit_jax.reports import drawing, published
 from vit_jax.reports.interactive import make_interactive
@@ -49,7 +50,7 @@ def make_chapter(runs: Sequence[RecordedRun]) -> Chapter:
   bands = published.find_bands(runs)
   if bands:
     names_of_curves = " or ".join(band.curve for band in bands)
-    about += f" The grey area contains a further run of {names_of_curves} with a probability of 99 %."
+    about += f" The grey area contains a further run of {names_of_curves} with a probability of at least {LEVEL:.0%}."
   names = [draw_legend(runs)] if len(runs) > FEW else []
   if images := [draw_panel(runs, panel, "images", bands) for panel in select_panels(runs)]:
     parts.append(Charts("Against images seen", images + names, about))

@@ -1,6 +1,7 @@
 """Reading of a workdir's small files: config, metrics, result, and account of the time."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ from vit_jax.training import goodput, time_to_target
 from vit_jax.training.bound_run import BoundRun
 
 PLAN = "plan.json"
-LARGEST = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class RecordedRun:
       last |= {k.removeprefix("test/"): v for k, v in row.items() if _is_evaluation_figure(k)}
     return last
 
-  @property
+  @functools.cached_property
   def target(self) -> dict[str, Any] | None:
     """The target with the step and hours at which it was reached, or None without a target. See `time_to_target`.
 
@@ -235,7 +235,7 @@ def _read_plans(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def _is_number(value: object) -> bool:
   # Figures of runs are smaller. Larger numbers may overflow in calculations or drawings.
-  return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+  return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < forms.LARGEST
 
 
 def _is_evaluation_figure(key: str) -> bool:

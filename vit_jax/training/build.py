@@ -29,6 +29,8 @@ from vit_jax.training import steps, time_to_target
 from vit_jax.training.bound_run import OPTIM, BoundRun
 from vit_jax.training.experiment import Eval, Experiment
 
+LONGEST_RUN = 2**31 - 1  # steps; the step counter has 32 bits
+
 
 def complete(run: Run, adopt: bool = True) -> BoundRun:
   """Returns the run with all names looked up, and all arguments checked and filled in.
@@ -66,28 +68,37 @@ def complete(run: Run, adopt: bool = True) -> BoundRun:
 def _check_schedule(run: BoundRun) -> None:
   """Raises the errors of the learning rate schedule that do not depend on the number of images.
 
-  The number of images may be unknown. The schedule is therefore created for a very short and for a very long epoch. If
-  both fail, every length between them fails, because all lengths in steps are linear in the length of an epoch.
+  The number of images may be unknown. The schedule is therefore created for epochs of one step and for the longest
+  epochs that a run of this length may have. If both fail, every length between them fails, because all lengths in steps
+  are linear in the length of an epoch.
   """
-  errors = [error for images in (run.batch, 100_000 * run.batch) if (error := _find_schedule_error(run, images))]
+  longest = int(LONGEST_RUN / max(run.total.amount, 1)) if run.total.unit == "ep" else LONGEST_RUN
+  errors = [error for steps in (1, longest) if (error := _find_schedule_error(run, steps * run.batch))]
   if len(errors) < 2:
     return
   short, long = errors
   if short.message == long.message:
     raise short
   cooldown = run.optim.args["schedule"].args.get("cooldown")
-  lengths = f"warmup={run.optim.args['warmup']}" + (f" and schedule.cooldown={cooldown}" if cooldown else "")
+  lengths = f"warmup={run.optim.args['warmup']}" + (
+    f" and schedule.cooldown={cooldown}" if cooldown and cooldown.amount else ""
+  )
   with enter_key(long.place):
     raise ConfigError(f"the run of {run.total} is too short for {lengths}. Shorten them or lengthen the run")
 
 
 def _find_schedule_error(run: BoundRun, epoch_length: int) -> ConfigError | None:
-  """Returns the error of the learning rate schedule for a number of images in an epoch, or None."""
+  """Returns the error of the learning rate schedule for a number of images in an epoch, or None.
+
+  An error in the number of steps is ignored here. `build` reports it.
+  """
   args = run.optim.args
   if not {"schedule", "lr", "warmup"} <= args.keys():  # a registered rule without these arguments
     return None
+  total = run.total.steps(run.batch, epoch_length)
+  if not 0 < total <= LONGEST_RUN:
+    return None
   try:
-    total = _count_steps(run, epoch_length)
 
     def steps_of(duration: Duration) -> int:
       return duration.steps(run.batch, epoch_length, total)
@@ -283,7 +294,7 @@ def _describe_frozen(
 def _count_steps(run: Run, epoch_length: int) -> int:
   """Returns the number of steps of a run. Raises ConfigError if the number is out of range."""
   total = run.total.steps(run.batch, epoch_length)
-  if not 0 < total < 2**31:
+  if not 0 < total <= LONGEST_RUN:
     raise ConfigError(
       f"config.total: {run.total!s} is {total:,} steps of {format_amount(run.batch, 'image')}. Allowed: 1 to 2**31 - 1"
     )

@@ -28,11 +28,11 @@ def check_target(run: BoundRun) -> None:
   if target.metric is None or target.value is None:
     return
   known = [f"{name}/{figure}" for name in run.evals for figure in run.list_figure_names(name)]
-  if selection.format_name(target.metric) not in known:
-    raise ConfigError(
-      f"the run does not measure {target.metric!r}.{suggest_nearest(selection.format_name(target.metric), known)}",
-      "metric",
-    )
+  metric = selection.format_name(target.metric)
+  if metric not in known:
+    raise ConfigError(f"the run does not measure {target.metric!r}.{suggest_nearest(metric, known)}", "metric")
+  if metric.endswith(("images", "entropy")):
+    raise ConfigError(f"{target.metric!r} does not measure quality. Use another figure, such as a loss", "metric")
   if is_share(target.metric) and target.value > 1:
     raise ConfigError(f"expected a share between 0 and 1, got {target.value:g}. For 75 %, write 0.75", "value")
 

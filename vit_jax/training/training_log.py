@@ -209,9 +209,10 @@ class TrainingLog:
     print_line(
       f"{step:>7}  evaluated: " + "  ".join(f"{selection.format_name(name)} {figures[name]:.4f}" for name in shown)
     )
-    if self._target is not None and self._target["step"] is None:
-      self._target = time_to_target.update_record(self._target, step, figures, self.clock.train_seconds)
-      if self._target["step"] is not None:
+    if self._target is not None:
+      before = self._target
+      self._target = time_to_target.update_record(before, step, figures, self.clock.train_seconds)
+      if self._target is not before:
         print_line(
           f"{step:>7}  reached {time_to_target.format_target(self._target)} after {self._target['hours']:,.3g} h"
         )
