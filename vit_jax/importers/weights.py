@@ -303,7 +303,8 @@ def open_frozen(
   """
   if is_workdir(paths.resolve_path(path)):
     found = read(path, None, ema, prefix)
-    source, notes, names, normalised = found.description, found.notes, found.classes, found.normalised
+    source, names, normalised = found.description, found.classes, found.normalised
+    notes = [*found.notes, *_describe_progress(paths.resolve_path(path))]
     selected = task_parameters.select_parameters(found.task, task_paths)
     del found
   else:
@@ -338,17 +339,20 @@ def is_workdir(path: pathlib.Path) -> bool:
 
 def _describe_progress(path: pathlib.Path) -> list[str]:
   """Returns a warning if a path is the workdir of a run that has not finished."""
-  if not is_workdir(path) or (path / "result.json").exists():
+  if not is_workdir(path):
     return []
   about = checkpoints.read_description(path) or {}
   if not (stored := provenance.stored_config(path, about)):
     return []
-  total = Duration(stored["total"])
+  total, step = Duration(stored["total"]), reading.list_steps(path)[-1]
   records = about["identity"]["data"]["records"] if "identity" in about else None
-  count = str(total)
   if records and stored["data"]["name"] != "mixture":  # an epoch of a mixture is not the number of its records
-    count = f"{total.steps(stored['batch'], records):,}"
-  step = reading.list_steps(path)[-1]
+    steps = total.steps(stored["batch"], records)
+    finished, count = step >= steps, f"{steps:,}"
+  else:
+    finished, count = (path / "result.json").exists(), str(total)
+  if finished:
+    return []
   return [f"warning: the run in {path} has not finished: its weights are those of step {step:,} of {count}"]
 
 
