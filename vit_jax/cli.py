@@ -222,13 +222,13 @@ def parse_data_directory(text: str) -> pathlib.Path:
 def check_unicode(text: str) -> None:
   """Raises ArgumentTypeError for a path that is not valid UTF-8.
 
-  Checkpoints and ArrayRecord files cannot have such a path.
+  Checkpoints, image folders of runs and ArrayRecord files cannot have such a path.
   """
   try:
     str(pathlib.Path(text).absolute()).encode()
   except UnicodeEncodeError:
     raise argparse.ArgumentTypeError(
-      f"{text!a} is not valid Unicode, which checkpoints and prepared data require. Use another directory"
+      f"{text!a} is not valid Unicode, which checkpoints, image folders and prepared data require. Use another directory"
     ) from None
 
 

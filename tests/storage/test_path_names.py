@@ -147,7 +147,7 @@ def test_prepare_accepts_any_name(name, trained):
     (path / "photos/train/cat/bad.png").write_bytes(b"no image")
     moved = path / f"bad-{name[:40]}"
     words = (f"--check={path}/photos", f"--move-bad={moved}")
-    assert check("prepare", *words, made=moved)
+    assert check("prepare", *words, made=moved) or not works(name)
     words = ("--data.name=folder", f"--data.path={path}/photos", f"--data_dir={path}/data", "--processes=1")
     assert check("prepare", "photos", *words, made=path / "data/photos") or not works(name)
 
