@@ -1,11 +1,12 @@
 """Repeats the ablations of the papers, with intervals and verdicts: python -m benchmarks.ablations
 
-    python -m benchmarks.ablations --workdir=runs/ablations [--only=positions,shape] [--steps=N] [--seeds=N]
+    python -m benchmarks.ablations --workdir=runs/ablations [--only=positions,shape] [--seeds=N] [--quick]
 
 `benchmarks.ablation_claims` lists the ablations and their claims. Each ablation is the sweep of configs/ablations with
 the same name. objectives.py is measured by benchmarks.transfer instead. The initial weights of the ablation of
 pre-training are trained with configs/glyphs.py. Two runs train at the same time. After a kill, the same command
-continues.
+continues. `--quick` checks the command: two settings of each ablation, two seeds, and one step of a narrow model of one
+layer in each run.
 
 The workdir contains ablations.md and ablations.json. They are written after each ablation. Intervals are at 95 % and
 cover the noise between seeds: Student's t for means and Welch's t for differences. A claim that one setting is better
@@ -34,6 +35,17 @@ from vit_jax.sweeps.trials import Trial, group_settings
 MARGIN = 2.0  # points; settings with a smaller difference count as equal
 APPEARS, REVERSED, UNDECIDED = "appears", "reversed", "not decided"
 SEEDS = Annotated[int, schema.Range(2, 1000)]  # an interval needs two runs
+QUICK = {  # keys that a sweep sets keep the values of the sweep
+  "model.depth": "1",
+  "model.width": "16",
+  "model.heads": "1",
+  "model.hidden": "16",
+  "model.scan": "true",  # for the deep models of the ablation of shapes
+  "optim.accumulate": "1",
+  "data.test": "test[:8]",
+  "batch": "4",
+  "total": "1",
+}
 HEADER = ["setting", "top-1, %", "seeds", "95 % interval"]
 
 
@@ -69,21 +81,25 @@ def main() -> None:
   parser.add_argument("--workdir", type=cli.parse_workdir, default=pathlib.Path("runs/ablations"))
   parser.add_argument("--only", type=parse_names, default=list(ABLATIONS), help="names of ablations; default: all")
   parser.add_argument(
-    "--steps", type=cli.make_number_parser(schema.Count), help="number of steps of each run, for a quick check"
-  )
-  parser.add_argument(
     "--seeds",
     type=cli.make_number_parser(SEEDS),
     help="number of seeds of each setting; default: as in the config, 3 or 5",
   )
+  parser.add_argument(
+    "--quick",
+    action="store_true",
+    help="check the command with few settings and one step of a small model in each run; the figures are meaningless",
+  )
   arguments = parser.parse_args()
   prepare_dataset("digits")
-  began, groups = time.perf_counter(), pool.divide_devices(2)
+  began, groups = time.perf_counter(), [] if arguments.quick else pool.divide_devices(2)
+  overrides = QUICK if arguments.quick else {}
+  seeds = arguments.seeds or (2 if arguments.quick else None)
   sections: list[str] = []
   records: dict[str, Any] = {}
   for name in arguments.only:
-    trials = train_ablation(name, arguments.workdir, arguments.steps, arguments.seeds, groups)
-    ablation, rows = ABLATIONS[name], summarize(ABLATIONS[name], trials)
+    ablation = keep_one_claim(ABLATIONS[name]) if arguments.quick else ABLATIONS[name]
+    rows = summarize(ablation, trials := train_ablation(name, ablation, arguments.workdir, overrides, seeds, groups))
     sections.append(f"## {name}\n\n{format_tables(ablation, rows)}")
     records[name] = make_record(ablation, rows) | {"trials": [trial.to_json() for trial in trials]}
     files.write_text(arguments.workdir / "ablations.md", "\n\n".join(sections) + "\n")
@@ -104,29 +120,43 @@ def parse_names(text: str) -> list[str]:
   return list(dict.fromkeys(text.split(",")))
 
 
+def keep_one_claim(ablation: Ablation) -> Ablation:
+  """Returns the first claim that compares two settings of an ablation, with these settings."""
+  claim = next(each for each in ablation.claims if {each.first, each.second} <= {*ablation.settings})
+  return Ablation(tuple(name for name in ablation.settings if name in (claim.first, claim.second)), (claim,))
+
+
 def train_ablation(
-  name: str, workdir: pathlib.Path, steps: int | None, seeds: int | None, groups: Sequence[pool.DeviceGroup]
+  name: str,
+  ablation: Ablation,
+  workdir: pathlib.Path,
+  overrides: Mapping[str, str],
+  seeds: int | None,
+  groups: Sequence[pool.DeviceGroup],
 ) -> list[Trial]:
   """Returns the runs of an ablation.
 
   Args:
     name: a key of `ABLATIONS`.
+    ablation: the settings to train.
     workdir: directory of all ablations.
-    steps: number of steps, or None for that of the config.
+    overrides: changes of all runs.
     seeds: number of seeds, or None for that of the config.
-    groups: groups of devices for concurrent runs.
+    groups: groups of devices for concurrent runs. If empty, the runs follow one another in this process.
   """
-  file, shorter = f"configs/ablations/{name}.py", {} if steps is None else {"total": str(steps)}
+  file = f"configs/ablations/{name}.py"
   if name == "pretraining":
     prepare_dataset("glyphs")
-    (start,) = trial_runs.train_runs("configs/glyphs.py", workdir / "glyphs", shorter, [{"seed": 0}], groups)
+    (start,) = trial_runs.train_runs("configs/glyphs.py", workdir / "glyphs", overrides, [{"seed": 0}], groups)
     file += f":{start.workdir}"
   changes = study.load_sweep(file).trials
   if seeds is not None:
     settings = [{key: value for key, value in each.items() if key != "seed"} for each in changes if each["seed"] == 0]
+    named = zip(ABLATIONS[name].settings, settings, strict=True)
+    settings = [setting for text, setting in named if text in ablation.settings]
     # The seeds of a setting run at different times, so that later ones reuse the compiled programs of the first.
     changes = [setting | {"seed": seed} for seed in range(seeds) for setting in settings]
-  return trial_runs.train_runs(file, workdir / name, shorter, changes, groups)
+  return trial_runs.train_runs(file, workdir / name, overrides, changes, groups)
 
 
 def summarize(ablation: Ablation, trials: Sequence[Trial]) -> dict[str, Row]:

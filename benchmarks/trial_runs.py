@@ -8,9 +8,9 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from vit_jax import config
+from vit_jax import config, train
 from vit_jax.reports import trackers
-from vit_jax.sweeps import pool, results, search
+from vit_jax.sweeps import execution, pool, results, search
 from vit_jax.sweeps.study import Study
 from vit_jax.sweeps.trials import Trial
 
@@ -29,14 +29,34 @@ def train_runs(
     workdir: directory of the runs.
     overrides: changes of all runs.
     changes: changes of each run.
-    groups: groups of devices for concurrent runs.
+    groups: groups of devices for concurrent runs. If empty, the runs follow one another in this process, because
+      starting a process takes longer than a run of few steps.
   """
   study = Study(file, overrides, config.Sweep(changes, decide=None), workdir)
   trials = study.trials()
-  search.run_study(study, trials, groups, retry=True)
+  if groups:
+    search.run_study(study, trials, groups, retry=True)
+  else:
+    for trial in trials:
+      train_in_process(file, trial)
   if failed := [f"{trial}: {trial.error}" for trial in trials if trial.status != "done"]:
     sys.exit("\n".join(failed))
   return trials
+
+
+def train_in_process(file: str, trial: Trial) -> None:
+  """Trains a trial in this process, unless its workdir contains a result. The output is written to a log.
+
+  Args:
+    file: the config.
+    trial: the trial. Its figures and status are updated.
+  """
+  if trial.config is None or execution.read_result(trial):
+    return
+  trial.workdir.parent.mkdir(parents=True, exist_ok=True)
+  with trial.workdir.with_suffix(".log").open("a") as log, contextlib.redirect_stdout(log):
+    train.main(execution.build_train_command(file, trial)[3:])
+  execution.read_result(trial)
 
 
 def run_commands(commands: dict[str, list[str]], groups: Sequence[pool.DeviceGroup]) -> None:

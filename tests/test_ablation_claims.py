@@ -153,16 +153,23 @@ def test_unknown_interval_is_null_in_json():
 
 
 @pytest.mark.long
-def test_command_measures_an_ablation_at_reduced_size(tmp_path, monkeypatch, capsys):
-  words = [f"--workdir={tmp_path}", "--only=seqpool", "--steps=2", "--seeds=2"]
-  monkeypatch.setattr("sys.argv", ["ablations", *words])
-  ablations.main()
-  text = (tmp_path / "ablations.md").read_text()
-  assert text.strip() in capsys.readouterr().out
-  record = json.loads((tmp_path / "ablations.json").read_text())["seqpool"]
-  assert [each["setting"] for each in record["settings"]] == [*ABLATIONS["seqpool"].settings]
-  assert [each["text"] for each in record["claims"]] == [claim.text for claim in ABLATIONS["seqpool"].claims]
-  found = [(each["changes"]["seed"], each["figures"]["steps"]) for each in record["trials"]]
-  assert found == [(0, 2)] * 4 + [(1, 2)] * 4
-  for each in record["settings"]:
-    assert (each["runs"], f"{each['mean']:.2f} ± {each['deviation']:.2f}" in text) == (2, True)
+def test_command_measures_all_ablations_at_reduced_size(tmp_path):
+  command = runs.start("benchmarks.ablations", f"--workdir={tmp_path}", "--quick")
+  printed, text = runs.finish(command, seconds=900), (tmp_path / "ablations.md").read_text()
+  records = json.loads((tmp_path / "ablations.json").read_text())
+  assert [*records] == [*ABLATIONS]
+  for name, record in records.items():
+    (claim,), settings = record["claims"], [each["setting"] for each in record["settings"]]
+    (listed,) = [each for each in ABLATIONS[name].claims if each.text == claim["text"]]
+    assert {listed.first, listed.second} == {*settings}
+    assert [(each["changes"]["seed"], each["figures"]["steps"]) for each in record["trials"]] == [(0, 1)] * 2 + [
+      (1, 1)
+    ] * 2
+    means = {each["setting"]: each["mean"] for each in record["settings"]}
+    assert claim["difference"] == pytest.approx(means[listed.first] - means[listed.second])
+    for number, each in enumerate(record["settings"]):
+      accuracies = [100 * trial["figures"]["top1"] for trial in record["trials"][number::2]]
+      assert (each["runs"], each["mean"]) == (2, pytest.approx(np.mean(accuracies)))
+      assert f"{each['mean']:.2f} ± {np.std(accuracies, ddof=1):.2f}" in text
+    _, _, section = text.partition(f"## {name}\n\n")
+    assert section.partition("\n\n## ")[0].strip() in printed
