@@ -198,7 +198,7 @@ def _refuse_secrets(backend: str, env: Mapping[str, str], args: Sequence[str]) -
 
 def _add_spec_flags(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  zones = ", ".join(f"{kind.zones[0]} for {name}" for name, kind in tpus.GENERATIONS.items())
+  zones = ", ".join(f"{kind.zones[0]} for {name}" for name, kind in tpus.GENERATIONS.items() if kind.zones)
   add("--backend", help=f"{', '.join(spec.BACKENDS)}; required")
   add("--tpu", help="type of slice, such as v3-32 or v5e-16")
   add("--slices", type=int, help="number of slices; 1")

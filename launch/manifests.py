@@ -224,6 +224,8 @@ def build_skypilot_task(run: spec.Run) -> str:
       f"SkyPilot's TPU VMs are spot or on demand; --{run.capacity} is for python -m launch run, or --xpk"
     )
   slice_ = tpus.find_slice(run.tpu)
+  if not slice_.kind.runtime:
+    raise LaunchError(f"SkyPilot starts TPU VMs, and Cloud TPU's API does not offer {slice_.generation}; use --xpk")
   places = [{"infra": f"gcp/{zone.rpartition('-')[0]}/{zone}"} for zone in run.zones] or [{"infra": "gcp"}]
   resources = {
     "accelerators": f"tpu-{slice_.rented}:1",

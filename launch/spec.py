@@ -404,6 +404,8 @@ def _complete_for_backend(run: Run) -> Run:
     slice_ = tpus.find_slice(run.tpu)
     run = dataclasses.replace(run, tpu=slice_.name)
   if run.backend == "qr":
+    if not slice_.kind.runtime:
+      raise LaunchError(f"--tpu: Cloud TPU's API does not offer {slice_.generation}. Use --backend=gke")
     run = dataclasses.replace(
       run, zones=run.zones or slice_.kind.zones[:1], runtime_version=run.runtime_version or slice_.kind.runtime
     )

@@ -21,8 +21,8 @@ class Generation:
     devices: JAX devices per chip.
     dimensions: dimensions of the grid of chips.
     chips: numbers of chips of all slices that can be rented.
-    runtime: version of the software of the VMs.
-    zones: zones that offer the generation.
+    runtime: version of the software of the VMs, or "" if Cloud TPU's API does not offer the generation.
+    zones: zones in which Cloud TPU's API offers the generation.
     gke: GKE's names of a slice of one host and of several hosts.
   """
 
@@ -65,6 +65,7 @@ GENERATIONS = {
     ("us-central1-b", "us-east1-d", "us-east5-a", "us-east5-b", "europe-west4-a", "asia-northeast1-b"),
     ("tpu-v6e-slice",) * 2,
   ),
+  "tpu7x": Generation("tpu7x", 2, 2, 3, _list_doublings(4, 2048), "", (), ("tpu7x",) * 2),
 }  # fmt: skip
 
 

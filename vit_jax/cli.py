@@ -228,7 +228,8 @@ def check_unicode(text: str) -> None:
     str(pathlib.Path(text).absolute()).encode()
   except UnicodeEncodeError:
     raise argparse.ArgumentTypeError(
-      f"{text!a} is not valid Unicode, which checkpoints, image folders and prepared data require. Use another directory"
+      f"{text!a} is not valid Unicode, which checkpoints, image folders and prepared data require. Use another "
+      "directory"
     ) from None
 
 

@@ -56,7 +56,7 @@ RUNS = strategies.fixed_dictionaries(
     "network": strategies.from_regex(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True),
     "service_account": strategies.from_regex(r"[a-z0-9-]{1,63}@[a-z0-9.-]{1,100}", fullmatch=True),
     "capacity": strategies.sampled_from(spec.CAPACITIES),
-    "tpu": strategies.sampled_from(sorted(tpus.list_slices())),
+    "tpu": strategies.sampled_from(sorted(name for name, slice_ in tpus.list_slices().items() if slice_.kind.runtime)),
     "slices": strategies.integers(1, 256),
     "internal_ips": strategies.booleans(),
   }

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from launch import tpus
+from launch import manifests, tpus
 from launch.errors import USAGE, LaunchError
+from tests.launch import launches
 from vit_jax.parallel import hardware
 from vit_jax.planning import estimate
 
@@ -37,6 +38,9 @@ def test_slices_match_the_table_of_vit_jax(name):
     ("v5e-8", "tpu-v5-lite-podslice", "2x4"),
     ("v5p-16", "tpu-v5p-slice", "2x2x2"),
     ("v6e-256", "tpu-v6e-slice", "16x16"),
+    ("tpu7x-8", "tpu7x", "2x2x1"),
+    ("tpu7x-16", "tpu7x", "2x2x2"),
+    ("tpu7x-256", "tpu7x", "4x4x8"),
   ],
 )
 def test_gke_names_match_its_documentation(name, accelerator, grid):
@@ -68,7 +72,19 @@ def test_unknown_name_is_not_changed():
 
 def test_zones_have_a_region():
   for kind in tpus.GENERATIONS.values():
-    assert all(re.fullmatch(r"[a-z]+-[a-z]+\d-[a-f]", zone) for zone in kind.zones) and kind.zones
+    assert all(re.fullmatch(r"[a-z]+-[a-z]+\d-[a-f]", zone) for zone in kind.zones)
+    assert bool(kind.zones) == bool(kind.runtime)  # TPU VMs
+
+
+def test_tpu7x_is_for_gke_only():
+  with pytest.raises(LaunchError, match=r"does not offer tpu7x\. Use --backend=gke") as error:
+    launches.run("qr", tpu="tpu7x-16")
+  assert error.value.code == USAGE
+  run = launches.run("gke", tpu="tpu7x-16", slices=2)
+  assert (run.workers, run.devices) == (4, 32)
+  assert "--tpu-type=tpu7x-16" in manifests.build_xpk_command(run)
+  with pytest.raises(LaunchError, match="Cloud TPU's API does not offer tpu7x; use --xpk"):
+    manifests.build_skypilot_task(launches.run("gke", tpu="tpu7x-16"))
 
 
 @pytest.mark.heavy

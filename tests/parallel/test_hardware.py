@@ -40,6 +40,9 @@ def test_cpu_devices_share_the_machine():
     ("v5litepod-16", "v5e:4x4", "v5e-16", 16, 16, 4),
     ("v5e-8", "v5e:2x4", "v5e-8", 8, 8, 1),
     ("v6e-16", "v6e:4x4", "v6e-16", 16, 16, 4),
+    ("tpu7x-8", "tpu7x:2x2x1", "tpu7x-8", 8, 4, 1),
+    ("tpu7x:4x4x4", "tpu7x:4x4x4", "tpu7x-128", 128, 64, 16),
+    ("2xtpu7x-32", "tpu7x:2x2x4", "2xtpu7x-32", 64, 32, 8),
     ("2xv5e-256", "v5e:16x16", "2xv5e-256", 512, 512, 128),
   ],
 )
@@ -50,7 +53,10 @@ def test_slice_is_parsed_from_any_of_its_names(text, name, rented, cores, chips,
 
 @pytest.mark.parametrize(
   ("text", "vcpus"),
-  [("v3-8", 96), ("v3-512", 96), ("v4-16", 240), ("v5e-1", 24), ("v5e-8", 224), ("v5e-16", 112), ("2xv6e-16", 180)],
+  [
+    *(("v3-8", 96), ("v3-512", 96), ("v4-16", 240), ("v5e-1", 24), ("v5e-8", 224), ("v5e-16", 112)),
+    *(("2xv6e-16", 180), ("tpu7x-16", 224)),
+  ],
 )
 def test_vcpus_of_a_host_depend_on_its_chips(text, vcpus):
   assert hardware.parse_slice(text).vcpus == vcpus

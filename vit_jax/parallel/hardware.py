@@ -1,6 +1,7 @@
 """Data of accelerators: memory and speed of one JAX device, and the names of the TPU slices that can be rented.
 
-Google publishes its figures per chip. A JAX device is half a chip on TPU v2 and v3, and a whole chip from v4 on.
+Google publishes its figures per chip. A JAX device is half a chip on TPU v2, v3 and TPU7x (Ironwood), and a whole chip
+on the other generations.
 """
 
 import contextlib
@@ -39,7 +40,8 @@ class Chip(NamedTuple):
 
 # Memory: the usable memory that libtpu 0.0.42 reports. v2 and v3: Jouppi et al. 2020 (links of 496 and 656 Gbit/s, four
 # per chip). v4: Jouppi et al. 2023. Later generations: docs.cloud.google.com/tpu/docs, with clocks computed from the
-# peak and the number of multipliers. NVIDIA: data sheets.
+# peak and the number of multipliers. TPU7x: docs.cloud.google.com/tpu/docs/tpu7x, half of the figures of a chip. Its
+# clock assumes four units of 256 x 256 multipliers per device, as on v6e. NVIDIA: data sheets.
 CHIPS = {
   "TPU v2": Chip(int(7.48 * GIB), 23e12, 350e9, 700e6, 124e9),
   "TPU v3": Chip(int(15.48 * GIB), 61.5e12, 450e9, 940e6, 164e9),
@@ -47,6 +49,7 @@ CHIPS = {
   "TPU v5 lite": Chip(int(15.75 * GIB), 197e12, 819e9, 1500e6, 200e9, 3.1e9),
   "TPU v5": Chip(int(95.74 * GIB), 459e12, 2765e9, 1750e6, 600e9, 6.25e9),
   "TPU v6 lite": Chip(int(31.25 * GIB), 918e12, 1640e9, 1750e6, 400e9, 12.5e9),
+  "TPU7x": Chip(int(94.75 * GIB), 1153.5e12, 3690e9, 2200e6, 300e9, 6.25e9),
   "NVIDIA A100-SXM4-40GB": Chip(40 * GIB, 312e12, 1555e9),
   "NVIDIA A100-SXM4-80GB": Chip(80 * GIB, 312e12, 2039e9),
   "NVIDIA H100 80GB HBM3": Chip(80 * GIB, 989e12, 3352e9),
@@ -78,9 +81,9 @@ def _list_doublings(first: int, last: int) -> tuple[int, ...]:
   return tuple(first * 2**i for i in range((last // first).bit_length()))
 
 
-# Source: docs.cloud.google.com/tpu/docs. The slices are tested against libtpu, which supports all of them. vCPUs of
-# v5e, v5p and v6e: VM types on the pages of these generations. The pages of v2, v3 and v4 list no vCPUs. Their values
-# are those of the known VMs.
+# Source: docs.cloud.google.com/tpu/docs. The slices are tested against libtpu, which supports all of them. vCPUs from v5e
+# on: VM types on the pages of these generations. The pages of v2, v3 and v4 list no vCPUs. Their values are those of
+# the known VMs.
 GENERATIONS = {
   "v2": Generation("TPU v2", 2, 2, 2, (4, 16, 64, 128, 256), {4: 96}),
   "v3": Generation("TPU v3", 2, 2, 2, (4, *_list_doublings(16, 1024)), {4: 96}),
@@ -88,6 +91,7 @@ GENERATIONS = {
   "v5e": Generation("TPU v5 lite", 1, 1, 2, (1, *_list_doublings(4, 256)), {1: 24, 4: 112, 8: 224}),
   "v5p": Generation("TPU v5", 2, 1, 3, _list_doublings(4, 4096), {4: 208}),
   "v6e": Generation("TPU v6 lite", 1, 1, 2, (1, *_list_doublings(4, 256)), {1: 44, 4: 180, 8: 180}),
+  "tpu7x": Generation("TPU7x", 2, 2, 3, _list_doublings(4, 2048), {4: 224}),
 }
 
 
@@ -155,7 +159,7 @@ def list_slices(generation: str) -> list[Slice]:
   return result
 
 
-_NAME = re.compile(r"(?:(\d+)x)?(v\d[a-z]*)([:-])(.+)")
+_NAME = re.compile(r"(?:(\d+)x)?(v\d[a-z]*|tpu7x)([:-])(.+)")
 
 
 def parse_slice(text: str) -> Slice:
