@@ -401,11 +401,9 @@ def _complete_for_backend(run: Run) -> Run:
   if not run.max_hours:
     run = dataclasses.replace(run, max_hours=24.0 if run.backend in ("qr", "gke") else YEAR)
   if run.backend in ("qr", "gke"):
-    slice_ = tpus.find_slice(run.tpu)
+    slice_ = tpus.find_slice(run.tpu, vm=run.backend == "qr")
     run = dataclasses.replace(run, tpu=slice_.name)
   if run.backend == "qr":
-    if not slice_.kind.runtime:
-      raise LaunchError(f"--tpu: Cloud TPU's API does not offer {slice_.generation}. Use --backend=gke")
     run = dataclasses.replace(
       run, zones=run.zones or slice_.kind.zones[:1], runtime_version=run.runtime_version or slice_.kind.runtime
     )

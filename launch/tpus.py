@@ -131,11 +131,18 @@ def normalise_name(rented: str) -> str:
   return next((slice_.name for slice_ in list_slices().values() if slice_.rented == rented), rented)
 
 
-def find_slice(text: str) -> Slice:
-  """Returns the slice of a name such as v3-32, v5e-16 or v5litepod-16. Raises LaunchError for any other name."""
+def find_slice(text: str, vm: bool = False) -> Slice:
+  """Returns the slice of a name such as v3-32, v5e-16 or v5litepod-16. Raises LaunchError for any other name.
+
+  Args:
+    text: the name.
+    vm: raise LaunchError if Cloud TPU's API does not offer the slice as TPU VMs.
+  """
   names = list_slices()
   name = re.sub("^v5litepod", "v5e", text)
   if name in names:
+    if vm and not names[name].kind.runtime:
+      raise LaunchError(f"--tpu: Cloud TPU's API does not offer {names[name].generation}. Use --backend=gke")
     return names[name]
   near = difflib.get_close_matches(name, names, 1, 0.5)
   guess = f" Did you mean {near[0]!r}?" if near else ""
