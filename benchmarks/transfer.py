@@ -43,7 +43,7 @@ def main() -> None:
   parser.add_argument("--steps", type=int, help="number of steps of each start, for a quick check")
   parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=3, help="number of seeds, for a quick check")
   arguments = parser.parse_args()
-  for name in ("digits", "glyphs", "scenes"):
+  for name in sorted({*CORPORA, *CORPORA.values()}):
     prepare_dataset(name)
   began, groups = time.perf_counter(), pool.divide_devices(2)
   trials = {

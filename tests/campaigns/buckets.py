@@ -27,7 +27,10 @@ import time
 from collections.abc import Callable
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
+
+from tests.campaigns import quick
+
+os.environ["XLA_FLAGS"] = quick.make_flags(1)
 
 from tests import runs
 from tests.buckets import BUCKET, Server
@@ -295,7 +298,7 @@ def main() -> int:
   chosen = choose(parser, SITUATIONS, parser.parse_args().words)
   counts = {"passed": 0, "failed": 0}
   with tempfile.TemporaryDirectory() as name, Server() as server:
-    os.environ |= {"TFDS_DATA_DIR": f"{name}/data", "JAX_COMPILATION_CACHE_DIR": f"{name}/programs"}
+    quick.set_directories(name)
     os.environ |= server.environment
     prepare_dataset("digits")
     whole = pathlib.Path(name, "whole")

@@ -21,7 +21,10 @@ import tempfile
 from collections.abc import Callable
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
+
+from tests.campaigns import quick
+
+os.environ["XLA_FLAGS"] = quick.make_flags(1)
 
 from tests import runs
 from tests.campaigns.choice import choose
@@ -265,8 +268,7 @@ def main() -> int:
   counts = {"passed": 0, "failed": 0, "skipped": 0}
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
-    os.environ["TFDS_DATA_DIR"] = f"{name}/data"
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{name}/programs"
+    quick.set_directories(name)
     prepare_dataset("digits")
     runs.finish(started(folder / "whole"))
     for number, (title, situation) in enumerate(SITUATIONS.items()):

@@ -13,7 +13,7 @@ import time
 from tests import ports
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-COUNT = 4
+COUNT = 4  # processes of a group by default
 CHANGES = {
     "model.depth": 1, "model.width": 16, "model.heads": 1, "model.hidden": 16, "batch": 8, "total": 40, "seed": 3,
     "checkpoint.every": 10, "checkpoint.keep": 3, "log.every": 1, "evals.test.every": 20, "data.path": "data",
@@ -24,13 +24,15 @@ CHANGES = {
 class Group:
   """The processes of one run, with outputs in files. The context manager kills all of them at its end."""
 
-  def __init__(self, folder: pathlib.Path, workdir: str, count: int = COUNT, absent: tuple[int, ...] = (), **options):
+  def __init__(
+    self, folder: pathlib.Path, workdir: str, count: int | None = None, absent: tuple[int, ...] = (), **options
+  ):
     """Starts the processes.
 
     Args:
       folder: folder of the outputs and of the workdir.
       workdir: name of the workdir in the folder.
-      count: number of processes.
+      count: number of processes. The default is `COUNT`, which a campaign may change.
       absent: processes that are not started.
       **options: changes of the config. These names have another meaning: `each`, {process: changes of its config};
         `faults`, {process: (fault, number)}; `folders`, {process: its current directory}; `environment`; `port`;
@@ -40,12 +42,13 @@ class Group:
     environment = options.pop("environment", {})
     port = options.pop("port", None) or ports.find_free_port()
     self.processes, self.files = {}, {}
+    count = COUNT if count is None else count
     for i in range(count):
       if i in absent:
         continue
       changes = CHANGES | {key.replace("__", "."): value for key, value in options.items()} | each.get(i, {})
       model = changes.pop("recipe", "cct_2_3x2_32")
-      flags = [f"--config={ROOT}/configs/folder.py:{model}", f"--workdir={folder / workdir}"]
+      flags = [f"--config={ROOT}/configs/folder.py:{model}", f"--workdir={folder / workdir}", "--no-report"]
       flags += [f"--config.{key}={value}" for key, value in changes.items()]
       start = ["tests.campaigns.faulty", *map(str, faults[i]), "train"] if i in faults else ["vit_jax.train"]
       placed = {"VITJAX_COORDINATOR": f"127.0.0.1:{port}", "VITJAX_PROCESSES": count, "VITJAX_PROCESS": i}

@@ -27,6 +27,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
 
 from tests import runs, self_distillation
+from tests.campaigns import quick
 from vit_jax.corpora.builders import prepare_dataset
 
 STEPS = 24
@@ -44,8 +45,7 @@ def main() -> int:
   args = parser.parse_args()
   draw, failed, kinds = random.Random(args.seed), 0, [at_a_step, in_a_save]
   with tempfile.TemporaryDirectory() as folder:
-    os.environ["TFDS_DATA_DIR"] = f"{folder}/data"
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/programs"
+    quick.set_directories(folder)
     prepare_dataset("digits")
     whole = pathlib.Path(folder, "whole")
     start_run = functools.partial(start_recipe, args.recipe)

@@ -1,7 +1,9 @@
-"""Disturbs runs of four processes with two devices each: python -m tests.campaigns.processes [WORD ...]
+"""Disturbs runs of four processes with two devices each: python -m tests.campaigns.processes [--pair] [WORD ...]
 
 Each scenario is a fault, with the exit codes and messages that must follow within a time limit. If the run can
 continue, it is restarted. Its weights must then equal those of an undisturbed run, bit for bit on the same devices.
+
+With --pair, the runs have two processes, and the campaign contains only the scenarios in `PAIRED`.
 
 The campaign prints `N passed, M failed`. The exit code is 1 if a scenario failed. A scenario takes about half a minute
 on two cores.
@@ -21,22 +23,20 @@ import traceback
 from collections.abc import Callable
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = " ".join(
-  (
-    "--xla_backend_optimization_level=0",
-    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
-    "--xla_cpu_parallel_codegen_split_count=1",
-    "--xla_force_host_platform_device_count=2",
-  )
-)
+
+from tests.campaigns import quick
+
+os.environ["XLA_FLAGS"] = quick.make_flags(2)
 
 import cv2
 import numpy as np
 
+from tests.campaigns import group as groups
 from tests.campaigns.choice import choose
-from tests.campaigns.group import COUNT, Group, finish, others, result
+from tests.campaigns.group import Group, finish, others, result
 
 SCENARIOS: dict[str, Callable[[pathlib.Path], None]] = {}
+PAIRED = ("sigterm_to_all", "sigkill_of_process_0", "sigstop_of_process_0")
 
 
 def scenario(function):
@@ -56,13 +56,13 @@ def sigterm_to_one(folder):
 @scenario
 def sigterm_to_all(folder):
   with Group(folder, "run") as group:
-    group.stop_at(7, *range(COUNT))
+    group.stop_at(7, *range(groups.COUNT))
   finish(folder, "run")
 
 
 @scenario
 def sigterm_while_a_disk_is_slow(folder):
-  with Group(folder, "run", faults=dict.fromkeys(range(COUNT), ("slow", 5))) as group:
+  with Group(folder, "run", faults=dict.fromkeys(range(groups.COUNT), ("slow", 5))) as group:
     group.await_step(12)
     group.signal(signal.SIGTERM, 1)
     group.all_end(42, 30)
@@ -276,7 +276,10 @@ def main() -> int:
   """Runs the scenarios that the words of the command line select, and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.processes", description=__doc__)
   parser.add_argument("words", nargs="*", help="run only scenarios with names that contain one of these words")
-  failed, names = 0, choose(parser, SCENARIOS, parser.parse_args().words)
+  parser.add_argument("--pair", action="store_true", help="two processes, and only the scenarios that need no more")
+  args = parser.parse_args()
+  failed, names = 0, choose(parser, PAIRED if args.pair else SCENARIOS, args.words)
+  groups.COUNT = 2 if args.pair else groups.COUNT
   with tempfile.TemporaryDirectory() as root:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{root}/programs"
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

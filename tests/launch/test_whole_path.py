@@ -29,7 +29,7 @@ VARIABLES = ("TFDS_DATA_DIR", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR", "JA
 
 def make_run(workdir, **changes):
   """Returns a small run of digits on two processes with four devices each."""
-  flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+  flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=4")
   environment = {name: os.environ[name] for name in VARIABLES if name in os.environ} | {"XLA_FLAGS": flags}
   words = tuple(runs.words(workdir, total="14", checkpoint__every="2", log__every="1", evals__test__every="100%"))
   common = {"module": "vit_jax.train", "args": words, "workdir": workdir, "limits": LIMITS, "env": environment}
