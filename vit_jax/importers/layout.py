@@ -399,9 +399,11 @@ def _format_argument(value: object) -> str:
 
 def _fixed_table(layout: Layout, description: Description) -> Callable[[], np.ndarray] | None:
   """Returns the model's fixed position table, as a function () -> (N, D), if the layout stores such tables."""
+  if not layout.stores_tables:
+    return None
   model = models.functional(description)
   position = getattr(model.create(model.shapes()), "position", None)
-  return position if layout.stores_tables and isinstance(position, positions.Fixed) else None
+  return position if isinstance(position, positions.Fixed) else None
 
 
 # Pairs of rows.
