@@ -19,10 +19,12 @@ PAGE = extraction.ROOT / "docs/guides/adapt-dinov2.md"
 WIDTHS = {"dinov2_vits14_reg4_pretrain.pth": 384, "dinov2_vitb14_reg4_pretrain.pth": 768}
 STEPS = {"total": "2", "batch": "2", "task.group": "2", "task.local_crops": "1", "task.prototypes": "64",
          "task.patch_prototypes": "64", "model.dtype": "float32", "checkpoint.every": "100%"}  # fmt: skip
-# Flags that are added to each command: fewer steps, images and prototypes, and smaller images.
+INSPECTED = "whole/dinov2_vitb14_reg4_pretrain.pth"
+# Flags that are added to each command: fewer steps, images and prototypes, and smaller images. ViT-B has two blocks,
+# because a state with twelve blocks takes 1.4 GB. The inspected file has all of them.
 ADDED = [
   STEPS | {"data.image_size": "112", "task.local_size": "56"},
-  STEPS | {"data.image_size": "56", "task.local_size": "28"},
+  STEPS | {"data.image_size": "56", "task.local_size": "28", "model.depth": "2"},
   {"batch": "4"},
   {"batch": "4"},
   {},
@@ -33,14 +35,14 @@ ADDED = [
 ]
 
 
-def write_published(path, width):
-  """Writes a file with names and shapes of the authors: 12 layers, 4 registers, 37 x 37 patches, and random values."""
+def write_published(path, width, depth=12):
+  """Writes a file with names and shapes of the authors: 4 registers, 37 x 37 patches, and random values."""
   shapes = {
     "cls_token": (1, 1, width), "pos_embed": (1, 1 + 37**2, width), "register_tokens": (1, 4, width),
     "mask_token": (1, width), "patch_embed.proj.weight": (width, 3, 14, 14), "patch_embed.proj.bias": (width,),
     "norm.weight": (width,), "norm.bias": (width,),
   }  # fmt: skip
-  for i in range(12):
+  for i in range(depth):
     shapes |= {f"blocks.{i}.{name}": (width,) for name in (
       "norm1.weight", "norm1.bias", "attn.proj.bias", "ls1.gamma", "norm2.weight", "norm2.bias", "mlp.fc2.bias",
       "ls2.gamma",
@@ -60,8 +62,10 @@ def home(tmp_path_factory):
   """A folder with the files that the page names, after its commands. Also returns what the commands printed."""
   folder = tmp_path_factory.mktemp("adapt")
   (folder / "configs").symlink_to(extraction.ROOT / "configs")
-  for name, width in WIDTHS.items():
-    write_published(folder / name, width)
+  (folder / "whole").mkdir()
+  write_published(folder / INSPECTED, 768)
+  for (name, width), depth in zip(WIDTHS.items(), (12, 2), strict=True):
+    write_published(folder / name, width, depth)
   photographs.main(str(folder / "labelled"))
   pictures = sorted((folder / "labelled").rglob("*.jpg"))
   (folder / "photos/all").mkdir(parents=True)
@@ -69,7 +73,7 @@ def home(tmp_path_factory):
     (folder / f"photos/all/{number}.jpg").write_bytes(picture.read_bytes())
     if int(picture.stem) > 9:  # two photographs of each class for test, and eight to compare with
       picture.unlink()
-  page = PAGE.read_text().replace("--inspect FILE", "--inspect dinov2_vitb14_reg4_pretrain.pth")
+  page = PAGE.read_text().replace("--inspect FILE", f"--inspect {INSPECTED}")
   documented = [checks.words(command)[2:] for command in extraction.of_markdown(page)]
   verbs = [module.removeprefix("vit_jax.") for module, *_ in documented]
   assert verbs == ["train", "train", "fewshot", "fewshot", "convert", "convert", "predict", "train", "convert"]
