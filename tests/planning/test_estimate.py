@@ -77,20 +77,12 @@ def test_parts_of_a_step_add_up(planned):
   }  # fmt: skip
   assert sum(planned.parts.values()) == pytest.approx(planned.step_seconds)
   assert planned.parts["forward and backward"] > planned.parts["optimizer and average"] > 0
-
-
-def test_cycles_belong_to_the_innermost_part_of_their_operation():
-  operations = [
-    hlo.Operation("jit(step)/part_forward_and_backward/jvp(part_student)/dot_general", 70, None, 1),
-    hlo.Operation("jit(step)/part_forward_and_backward/transpose(jvp(part_student))/while/body/add", 30, None, 24),
-    hlo.Operation("jit(step)/part_forward_and_backward/add", 5, None, 1),
-    hlo.Operation("jit(step)/part_optimizer_and_average/mul", 3, None, 1),
-    hlo.Operation("jit(step)/part_forward_and_backward/jvp(part_student)/pallas_call", 0, "fused", 4),
-    hlo.Operation("", 2, None, 1),
-  ]
-  assert estimate.sum_parts(operations, {"fused": 25}) == {
-    "student": 200, "forward and backward": 5, "optimizer and average": 3, "other": 2,
+  assert planned.kinds.keys() == {
+    "matrix products", "attention", "normalisation", "optimizer and average", "collectives", "copies", "other",
   }  # fmt: skip
+  assert sum(planned.kinds.values()) == pytest.approx(planned.step_seconds)
+  for name in ("collectives", "optimizer and average"):
+    assert planned.kinds[name] == planned.parts[name]
 
 
 def test_figures_of_a_run_follow_from_those_of_a_step(planned):

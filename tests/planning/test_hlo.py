@@ -65,7 +65,8 @@ def test_program_is_read_with_its_loops():
   assert program.cycles == 24 * 100 + 7
   assert program.loops == 1
   assert program.kernels == {"k": 1}
-  assert set(program.operations) == {("jit(step)/a/mul", 2400, None, 24), ("", 0, "k", 1), ("", 7, None, 1)}
+  operations = [("jit(step)/a/mul", 2400, None, 24), ("", 0, "k", 1), ("", 7, None, 1)]
+  assert set(program.operations) == {(*each, "other") for each in operations}
   assert program.network == 2 * 8 * 4 + 4  # the array and its u32
   assert program.collectives == {
     "all-reduce": (24, 24 * 128, 24 * 128 * 2 * 3 / 4),

@@ -36,11 +36,11 @@ def test_cost_and_collectives_are_printed_if_known():
   assert collectives.endswith("all-reduce 3 x, 2.0 MB")
 
 
-def test_parts_of_a_step_are_a_line_with_their_shares():
-  _, _, line = tables.format_plans(
-    [dataclasses.replace(GOOD, parts={"student": 0.01, "collectives": 0.0025})]
-  ).splitlines()
-  assert line == "v3-8, data=8: parts of a step: student 10.0 ms (80%); collectives 2.5 ms (20%)"
+def test_parts_and_kinds_of_a_step_are_lines_with_their_shares():
+  divided = {"parts": {"student": 0.01, "collectives": 0.0025}, "kinds": {"attention": 0.00125}}
+  _, _, parts, kinds = tables.format_plans([dataclasses.replace(GOOD, **divided)]).splitlines()
+  assert parts == "v3-8, data=8: parts of a step: student 10.0 ms (80%); collectives 2.5 ms (20%)"
+  assert kinds == "v3-8, data=8: kinds of operations: attention 1.2 ms (10%)"
 
 
 def test_evaluations_are_on_a_separate_line():

@@ -113,6 +113,7 @@ class Softmax:
     """Computes the contexts. The arguments are those of `AttentionParts.compute`."""
     return self.attend(attention, *attention.project(x, memory), key, bias, inputs)
 
+  @jax.named_scope("attention")
   def attend(
     self,
     attention: "AttentionParts",
@@ -293,6 +294,7 @@ def _average_forward(
   return context, (weights, values, context)
 
 
+@jax.named_scope("attention")
 def _average_backward(
   saved: Saved, gradient: Float[Tensor, "B M H K"]
 ) -> tuple[Float[Array, "B H M N"], Float[Array, "B N H K"]]:

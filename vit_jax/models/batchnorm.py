@@ -30,6 +30,7 @@ class BatchNorm(nnx.Module):
     self.mean = nnx.BatchStat(jnp.zeros(width, jnp.float32))
     self.var = nnx.BatchStat(jnp.ones(width, jnp.float32))
 
+  @jax.named_scope("normalisation")
   def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None) -> Float[Array, "*B D"]:
     x = jnp.asarray(x, jnp.float32)
     mean, var = (self.mean[...], self.var[...]) if key is None else self._measure(x)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from einops import rearrange
@@ -73,6 +74,7 @@ class Fused:
       of_norms = {"gain of query": attention.query_norm, "gain of key": attention.key_norm}
       arrays |= {name: jnp.tile(norm.scale[...], heads) for name, norm in of_norms.items()}
 
+    @jax.named_scope("attention")
     def attend(query: Tensor, key: Tensor, value: Tensor, *own: Tensor) -> Array:
       # Arrays of one device, which may contain only some of the heads.
       named = dict(zip(arrays, own, strict=True))

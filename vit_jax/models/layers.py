@@ -262,6 +262,7 @@ class LayerNorm(nnx.Module):
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
 
+  @jax.named_scope("normalisation")
   def __call__(self, x: Float[Tensor, "*B D"]) -> Float[Array, "*B D"]:
     exact = x.dtype == jnp.float32
     x = jnp.asarray(x, jnp.float32)
@@ -289,6 +290,7 @@ class RMSNorm(nnx.Module):
     self.eps, self.dtype = eps, dtype
     self.scale = nnx.Param(jnp.ones(width, jnp.float32))
 
+  @jax.named_scope("normalisation")
   def __call__(self, x: Float[Tensor, "*B D"]) -> Float[Array, "*B D"]:
     x = jnp.asarray(x, jnp.float32)
     x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.eps)

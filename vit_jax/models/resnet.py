@@ -102,6 +102,7 @@ class GroupNorm(nnx.Module):
     self.scale = nnx.Param(jnp.full(width, scale, jnp.float32))
     self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
 
+  @jax.named_scope("normalisation")
   def __call__(self, x: Float[Tensor, "B H W C"]) -> Float[Array, "B H W C"]:
     x = jnp.asarray(x, jnp.float32)
     x = x - _mean(x)

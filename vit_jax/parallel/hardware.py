@@ -81,8 +81,8 @@ def _list_doublings(first: int, last: int) -> tuple[int, ...]:
   return tuple(first * 2**i for i in range((last // first).bit_length()))
 
 
-# Source: docs.cloud.google.com/tpu/docs. The slices are tested against libtpu, which supports all of them. vCPUs of v5e
-# and later: VM types on the pages of these generations. The pages of v2, v3 and v4 list no vCPUs. Their values are those
+# Source: docs.cloud.google.com/tpu/docs. The slices are tested against libtpu, which supports all of them. vCPUs from
+# v5e on: VM types on the pages of these generations. The pages of v2, v3 and v4 list no vCPUs. Their values are those
 # of the known VMs.
 GENERATIONS = {
   "v2": Generation("TPU v2", 2, 2, 2, (4, 16, 64, 128, 256), {4: 96}),

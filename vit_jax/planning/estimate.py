@@ -3,7 +3,6 @@
 The step is never executed on a TPU. `tables.METHOD` explains the figures.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -14,7 +13,7 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,9 +24,8 @@ from vit_jax import schema
 from vit_jax.data import catalog
 from vit_jax.models import flops
 from vit_jax.parallel import hardware
-from vit_jax.planning import evaluations, feed, hlo
+from vit_jax.planning import costs, evaluations, feed, hlo
 from vit_jax.schema import extras
-from vit_jax.tasks import step_parts
 from vit_jax.training import build
 from vit_jax.training.bound_run import BoundRun
 from vit_jax.training.experiment import Experiment
@@ -66,8 +64,9 @@ class Plan:
     method: source of `step_seconds`.
     limit: "arithmetic", "memory" or "links".
     shares: {limit: seconds that a step would need at the peak rate of this limit}.
-    parts: {name of a part of the step: its time in seconds}, see `sum_parts`. Empty if `step_seconds` does not come
-      from the compiler's cycles.
+    parts: {name of a part of the step: its time in seconds}, see `costs.find_part`. Empty if `step_seconds` does not
+      come from the compiler's cycles.
+    kinds: {kind of operation: its time in seconds in a step}, see `costs.find_kind`. Empty in the same case.
     images_per_second_per_chip: throughput of the run.
     mfu: model FLOPs utilisation.
     steps: number of steps of the run.
@@ -113,6 +112,7 @@ class Plan:
   limit: str = ""
   shares: dict[str, float] = dataclasses.field(default_factory=dict)
   parts: dict[str, float] = dataclasses.field(default_factory=dict)
+  kinds: dict[str, float] = dataclasses.field(default_factory=dict)
   images_per_second_per_chip: float = 0.0
   mfu: float = 0.0
   steps: int = 0
@@ -299,8 +299,8 @@ def _estimate_step(
   kernel_cycles: Mapping[str, float],
 ) -> Plan:
   """Returns the plan with memory, arithmetic, traffic and seconds of a step."""
-  memory, costs, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
-  assert memory is not None and costs is not None and text is not None
+  memory, counted, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
+  assert memory is not None and counted is not None and text is not None
   program = hlo.read_program(text)
   if program.loops:  # XLA's own count includes the body of a loop only once
     arithmetic = (
@@ -309,7 +309,7 @@ def _estimate_step(
     )
     flops_method, traffic = "matrix products of the program, divided by the number of devices", program.traffic
   else:
-    arithmetic, traffic, flops_method = costs["flops"], costs["bytes accessed"], "compiler"
+    arithmetic, traffic, flops_method = counted["flops"], counted["bytes accessed"], "compiler"
   moved = sum(kind.moved for kind in program.collectives.values())
   links = moved / chip.links + (program.network / chip.network if program.network else 0.0)
   shares = {"arithmetic": arithmetic / chip.peak, "memory": traffic / chip.bandwidth, "links": links}
@@ -317,13 +317,11 @@ def _estimate_step(
   seconds, method = (program.cycles + in_kernels) / chip.clock, "compiler's cycles"
   if program.kernels:
     method += " and kernels' schedules"
-  parts = {part: cycles / chip.clock for part, cycles in sum_parts(program.operations, kernel_cycles).items()}
-  if links:
-    parts["collectives"] = links
-  parts = dict(sorted(parts.items(), key=lambda item: -item[1]))
+  divide = functools.partial(costs.divide_step, program.operations, kernel_cycles, chip.clock, links)
+  parts, kinds = divide(costs.find_part), divide(costs.find_kind)
   if seconds < shares["arithmetic"] or not program.kernels.keys() <= kernel_cycles.keys():
     seconds, method = max(shares["arithmetic"], shares["memory"]), "roofline"
-    parts = {}
+    parts, kinds = {}, {}
   return dataclasses.replace(
     plan,
     fits=True,
@@ -341,25 +339,8 @@ def _estimate_step(
     limit=max(shares, key=lambda name: shares[name]),
     shares=shares,
     parts=parts,
+    kinds=kinds,
   )
-
-
-def sum_parts(operations: Iterable[hlo.Operation], kernel_cycles: Mapping[str, float]) -> dict[str, float]:
-  """Returns the cycles of each part of a step.
-
-  The keys are the names that `step_parts.name_part` sets. A part contains the gradients of its operations. The compiler
-  may fuse operations of two parts. A fusion counts towards the part in its name, see `hlo.Operation`. Operations whose
-  names contain no part, such as copies, count towards "other".
-
-  Args:
-    operations: operations of a program.
-    kernel_cycles: cycles of one call of each Pallas kernel.
-  """
-  sums: dict[str, float] = collections.defaultdict(float)
-  for operation in operations:
-    in_kernel = operation.calls * kernel_cycles.get(operation.kernel, 0) if operation.kernel else 0
-    sums[step_parts.find_part(operation.name) or "other"] += operation.cycles + in_kernel
-  return dict(sums)
 
 
 def estimate_run(

@@ -54,12 +54,15 @@ class Operation(NamedTuple):
     cycles: the compiler's estimate for all calls. 0 for a Pallas kernel.
     kernel: name of the Pallas kernel, or None.
     calls: number of calls.
+    kind: "product" if it contains a matrix product or a convolution, "copy" if it only moves or converts values, else
+      "other".
   """
 
   name: str
   cycles: int
   kernel: str | None
   calls: int
+  kind: str = "other"
 
 
 class ProgramCost(NamedTuple):
@@ -113,7 +116,7 @@ def read_program(text: str) -> ProgramCost:
       cycles = times * sum(map(int, _CYCLES.findall(i.rest)))
       kernel = re.sub(r"[.\d]+$", "", i.name) if _KERNEL.search(i.rest) else None
       if cycles or (kernel and times):
-        operations.append(Operation(_find_name(i, computations), cycles, kernel, times))
+        operations.append(Operation(_find_name(i, computations), cycles, kernel, times, _find_kind(i, computations)))
       kind = i.opcode.removesuffix("-start")
       if kind in COLLECTIVES:
         # An asynchronous collective appears in each of the fusions that run at the same time.
@@ -224,6 +227,38 @@ def _find_name(i: _Instruction, computations: Computations) -> str:
   fused = computations.get((_find_called(i) or [""])[0], ()) if i.opcode == "fusion" else ()
   names = [match[1] for each in (i, *reversed(fused)) if (match := _NAME.search(each.rest))]
   return next((name for name in names if "/" in name), "")
+
+
+_MOVES = {
+  "copy",
+  "copy-start",
+  "transpose",
+  "reshape",
+  "bitcast",
+  "convert",
+  "slice",
+  "slice-start",
+  "concatenate",
+  "pad",
+}
+_MOVES |= {"dynamic-slice", "dynamic-update-slice", "parameter", "constant", "tuple", "get-tuple-element"}
+_MOVES |= {"copy-done", "slice-done", "broadcast", "async-start", "async-done"}
+
+
+def _find_kind(i: _Instruction, computations: Computations) -> str:
+  """Returns the kind of an operation, see `Operation`."""
+  opcodes = _collect_opcodes(i, computations)
+  if opcodes & {"dot", "convolution"}:
+    return "product"
+  return "copy" if opcodes <= _MOVES else "other"
+
+
+def _collect_opcodes(i: _Instruction, computations: Computations) -> set[str]:
+  """Returns the opcodes of an operation and of the operations inside a fusion."""
+  if i.opcode != "fusion":
+    return {i.opcode}
+  inner = (each for called in _find_called(i) for each in computations.get(called, ()))
+  return {opcode for each in inner for opcode in _collect_opcodes(each, computations)}
 
 
 def _is_integer(i: _Instruction) -> bool:

@@ -1,7 +1,7 @@
 """Plans as text: a line for each plan, and a table of all plans."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vit_jax.planning.estimate import WRITE_RATE, Plan
 from vit_jax.schema import format_amount
@@ -10,6 +10,9 @@ METHOD = f"""\
 step   the compiler's estimate of cycles of every operation, at the chip's clock, plus the time on the links.
        If it is below the time of the arithmetic or of the memory traffic at peak rates, the longer of these two.
 parts  estimated cycles by the part of the code, with the gradients. Fused operations count for one of their parts.
+kinds  the same cycles by the kind of operation. A fusion with a matrix product counts as a matrix product. Attention
+       is the product of queries and keys, the softmax and the average of the values. "other" contains activations,
+       residual additions, losses and augmentations.
 links  bytes that a device sends for collectives, in rings, at the rate of all its links, without overlap.
 MFU    the model's matrix products, forward and backward, as a share of the chip's peak, without recomputation.
 checkpoint  its size, and how long it takes to write at {WRITE_RATE / 1e9:.1f} GB/s per host. Training continues
@@ -88,9 +91,9 @@ def _explain_input_bound(plan: Plan) -> str:
   )
 
 
-def _format_parts(plan: Plan) -> str:
-  """Returns the time and the share of each part of a step."""
-  return "; ".join(f"{name} {each * 1e3:,.1f} ms ({each / plan.step_seconds:.0%})" for name, each in plan.parts.items())
+def _format_shares(plan: Plan, seconds: Mapping[str, float]) -> str:
+  """Returns the time and the share of each part or kind of a step."""
+  return "; ".join(f"{name} {each * 1e3:,.1f} ms ({each / plan.step_seconds:.0%})" for name, each in seconds.items())
 
 
 def _format_evaluations(plan: Plan) -> str:
@@ -130,7 +133,9 @@ def format_plans(plans: Sequence[Plan]) -> str:
     if kinds:
       lines.append(f"{plan.rented}, {plan.mesh}: collectives per step: {'; '.join(kinds)}")
     if plan.parts:
-      lines.append(f"{plan.rented}, {plan.mesh}: parts of a step: {_format_parts(plan)}")
+      lines.append(f"{plan.rented}, {plan.mesh}: parts of a step: {_format_shares(plan, plan.parts)}")
+    if plan.kinds:
+      lines.append(f"{plan.rented}, {plan.mesh}: kinds of operations: {_format_shares(plan, plan.kinds)}")
     if plan.evaluations:
       lines.append(f"{plan.rented}, {plan.mesh}: {_format_evaluations(plan)}")
     if plan.hours:
