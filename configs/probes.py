@@ -11,7 +11,8 @@ Protocol:  knn: the class token after the last norm, all training images, and 10
            mean of patches. The penalty is selected on ten images per class that the probe is not fitted to. DINOv2
            trains 52 heads by SGD on augmented images, and reports the best on the test images.
            --config.evals.cifar100.probes.linear.name=ridge has a closed form and takes seconds. dense: a linear map of
-           patches, mean IoU. Weights without a class token need --config.evals.cifar100.features=patches
+           patches, mean IoU. Weights without a class token need --config.evals.cifar100.features=head,
+           or patches for the mean of the patches
 Hardware:  one accelerator; a CPU is slow, because each image needs a forward pass. The host stores the features: 4
            bytes times the width per image (4 GB for ImageNet with B/16), and twice as much while they are concatenated
 Result:    published for DINOv2's ViT-L/14 on ImageNet: k-NN 83.5, linear 86.3 % (its README), with crops of 224 px from

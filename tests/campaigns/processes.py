@@ -77,7 +77,7 @@ def sigterm_while_compiling(folder):
     group.await_text("steps to go")
     group.signal(signal.SIGTERM, 1)
     group.all_end(42, 8)
-    group.expect_output("while it was compiled|while it started", 1)
+    group.expect_output("during compilation|during the start", 1)
   finish(folder, "run")
 
 

@@ -88,6 +88,16 @@ REDUCTIONS = [
     },
     keys={"evals.digits.shots": "(1,)", "evals.digits.seeds": "(0,)", "evals.digits.data.train": "train[:60]"},
   ),
+  verb(
+    "fewshot --config=configs/fewshot.py:folder --weights=runs/b --config.evals.folder.data.path=/my/photos",
+    words={"--config.evals.folder.data.path=/my/photos": "--config.evals.folder.data.path=photos"},
+    keys={"evals.folder.shots": "(1,)", "evals.folder.seeds": "(0,)"},
+  ),
+  verb(
+    "fewshot --config=configs/probes.py:knn,digits --weights=runs/digits --config.evals.digits.features=head",
+    words={"--weights=runs/digits": "--weights=runs/b"},
+    keys={"evals.digits.data.train": "train[:60]", "evals.digits.data.test": "test[:20]"},
+  ),
   verb("report runs/a", writes=("runs/a/report.html",)),
   verb("report runs/a runs/b --out=both.html", writes=("both.html",)),
   verb(

@@ -80,7 +80,7 @@ def test_screen_shows_the_first_rows_and_counts_the_remaining_rows():
   lines = list(output.format_lines(many, CLASSES))
   assert len(lines) == output.SHOWN + 1 and "7 more" in lines[-1]
   assert lines[0].split() == ["0\\x1b[2J.jpg", "dog", "75.0%", "=cat", "25.0%"]
-  assert lines[1].endswith("x  bad: torn\\nfile") and len(lines[1]) < 80
+  assert lines[1].endswith("x  bad: torn file") and len(lines[1]) < 80
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_watch_ends_hanging_phases():
   assert "twice" in text
   code, text, _ = wait_for_end(compiling)
   assert code == 42
-  assert "was compiled; no work is lost" in text
+  assert "during compilation; no work is lost" in text
   code, text, _ = wait_for_end(stuck)
   assert code == 43
   assert "no progress for 0.5 s in step (config.limits.step); for record 7" in text

@@ -167,7 +167,9 @@ def set_value(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     if not isinstance(part, ml_collections.ConfigDict):
       place = ".".join(["config", *parents[:depth]])
       if not depth and misplaced.is_measurement(whole):
-        raise ConfigError(misplaced.MEASURES)
+        other = misplaced.suggest_places(whole, key, text)
+        known = f"--config.{key}: configs of probes have no group {show(name)}.{other}"
+        raise ConfigError(known if other else misplaced.MEASURES)
       groups = [k for k, v in config.items() if isinstance(v, ml_collections.ConfigDict)]
       elsewhere = (
         "" if depth else misplaced.suggest_places(whole, key, text) or str(suggestions.suggest_for_group(key, text))

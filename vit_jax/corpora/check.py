@@ -285,7 +285,7 @@ def _describe_next_step(root: pathlib.Path, remaining: int, moving: bool) -> str
   """Returns a line with the next command after a check of a folder that a run can read."""
   if not remaining:
     path = texts.format_flag("config.data.path", root)
-    return f"next: python -m vit_jax.train --config=configs/folder.py:ViT-S/16 --workdir=runs/a {path}"
+    return f"next: python -m vit_jax.train --config=configs/folder.py:cct_2_3x2_32 --workdir=runs/a {path}"
   if moving:
     return "next: fix or remove the bad images that were not moved"
   command = f"python -m vit_jax.prepare {texts.format_flag('check', root)} --move-bad=DIR"
@@ -327,8 +327,8 @@ def _compare_splits(root: pathlib.Path, before: dict[str, Any] | None) -> list[s
   if membership is None or not (lines := membership.changes(before)):
     return []
   return [
-    f"the splits of a run with the default settings have changed: {'; '.join(lines)}. If you have trained on this "
-    "folder, start these runs again, each in another --workdir"
+    f"only if you have trained on this folder: its splits have changed, so start these runs again, each in another "
+    f"--workdir: {'; '.join(lines)}"
   ]
 
 

@@ -84,7 +84,7 @@ def format_lines(rows: Iterable[FileResult], classes: Sequence[str]) -> Iterator
       pairs = _pair_classes(row)
       text = "  ".join(f"{_shorten(classes[i], 24)} {share:.1%}" for i, share in pairs)
     else:
-      text = f"bad: {_shorten(row.reason, 120)}"
+      text = f"bad: {make_printable(row.reason).replace(chr(10), ' ')[:160]}"
     yield f"  {_shorten(row.file, 48):<48}  {text}"
   if remaining := sum(1 for _ in rows):
     yield f"  and {remaining:,} more. For all rows, use --out=FILE.csv, .jsonl or .npz"

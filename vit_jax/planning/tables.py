@@ -21,7 +21,8 @@ input  images/s that the chips need from a host, and those that it prepares: --h
        its cores with the default number of worker processes. Reading from disks or buckets is not included.
        images/s/chip, MFU, hours and cost are those of the run, including its waiting if it is input-bound.
 evaluations  forward passes over whole splits, as a share of a step's arithmetic, or at the rate of the hosts if that
-       is longer. Other figures exclude evaluations and the time to start, compile and restart."""
+       is longer. Images include the padding of the last batch. Other figures exclude evaluations and the time to
+       start, compile and restart."""
 
 
 def format_plan(plan: Plan) -> str:
@@ -29,11 +30,12 @@ def format_plan(plan: Plan) -> str:
   head = f"{plan.rented:<16} {plan.mesh}: "
   if plan.problem:
     return head + plan.problem
+  limit = "memory bandwidth" if plan.limit == "memory" else plan.limit
   waits = f"; input-bound, {plan.pace * 1e3:,.1f} ms between the starts of two steps" if plan.input_bound else ""
   return head + (
     f"fits, {plan.hbm_bytes / 2**30:.1f} of {plan.hbm_limit / 2**30:.1f} GiB, {plan.step_seconds * 1e3:,.1f} ms per "
     "step "
-    f"({plan.method}), limited by {plan.limit}; compiled in {plan.compile_seconds:.0f} s{waits}"
+    f"({plan.method}), limited by {limit}; compiled in {plan.compile_seconds:.0f} s{waits}"
   )
 
 
@@ -54,7 +56,7 @@ _COLUMNS = (  # heading, function from a plan to the cell
   ("core-days", lambda p: _format_number(p.core_days)),
   ("checkpoint", lambda p: f"{p.checkpoint_bytes / 1e9:.1f} GB, {p.checkpoint_seconds:.1f} s"),
   ("input a host", lambda p: _format_input(p)),
-  ("cost", lambda p: "" if p.cost is None else f"{p.cost:,.0f}"),
+  ("cost", lambda p: "" if p.cost is None else _format_number(p.cost)),
 )
 
 

@@ -315,8 +315,8 @@ class Watch:
         self.leave(code, f"{message}; saving did not finish within {waited:.0f} s (config.limits.stop) "
                           f"and was abandoned: the same command continues from the previous checkpoint")  # fmt: skip
     elif self._phase in BEFORE_STEPS:
-      doing = {"start": "started", "compile": "was compiled", "restore": "was restored"}[self._phase]
-      self.leave(code, f"{message} while it {doing}; no work is lost, {self._later}")
+      doing = {"start": "the start", "compile": "compilation", "restore": "the restore"}[self._phase]
+      self.leave(code, f"{message} during {doing}; no work is lost, {self._later}")
     elif waited > self._patience():
       self.leave(code, f"{message} during {self._phase}, which did not end; {self._again}")
 

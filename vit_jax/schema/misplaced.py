@@ -15,8 +15,7 @@ MOST = 3  # maximum number of places that a message names
 # Messages for a config of another command.
 MEASURES = (
   "--config: this config evaluates existing weights and does not train. Use python -m vit_jax.fewshot with this "
-  "--config and "
-  "--weights=PATH"
+  "--config and --weights=PATH"
 )
 TRAINS = (
   "--config: this config trains a model. Use python -m vit_jax.train with this --config and --workdir=DIR, or "
