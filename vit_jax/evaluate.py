@@ -34,7 +34,7 @@ from vit_jax import checkpoints, cli, config, evals, importers, runtime, schema
 from vit_jax.certificates import accuracies
 from vit_jax.checkpoints import forms
 from vit_jax.config import flags
-from vit_jax.data import augment, catalog, outputs
+from vit_jax.data import augment, catalog, outputs, shared_data
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, labelling, metrics, outcomes
 from vit_jax.evals.accuracy import get_accuracy_details
@@ -96,8 +96,7 @@ def main(words: Sequence[str] | None = None) -> None:
   if arguments.write_predictions and "accuracy" not in kinds:
     raise schema.ConfigError(
       f"--write-predictions: this run does not predict classes. Its evaluations are {', '.join(sorted(kinds))}. Leave "
-      f"it out; "
-      "vit_jax.predict --features writes features"
+      "it out; vit_jax.predict --features writes features"
     )
   for flag, folder in (("--report", arguments.report), ("--write-labels", arguments.write_labels)):
     if folder:
@@ -106,6 +105,7 @@ def main(words: Sequence[str] | None = None) -> None:
   with runtime.join_processes(run.limits, again) as watch:
     experiment = build.build(run, jax.devices(), training=False)
     runtime.print_note(experiment.images.source.note)
+    shared_data.check_same_images(experiment.splits)
     with watch.phase("restore"):
       state = load_state(experiment, arguments.workdir)
       if arguments.weights and jax.process_index() == 0:
@@ -334,10 +334,10 @@ def write_labels(
     with schema.enter_key("data"):
       choice = schema.convert(flags.parse_choice(arguments.data, "data"), schema.Choice)
     data = evals.bind_evaluation(schema.Choice("accuracy", {"data": choice}), evals.EVALS, run.data.preparation).data
-  subject = evals.EvalContext(
-    experiment.model, experiment.mesh, run.data, run.batch, catalog.open_split, experiment.task.predict
-  )
+  splits = shared_data.SplitRecorder(catalog.open_split)
+  subject = evals.EvalContext(experiment.model, experiment.mesh, run.data, run.batch, splits, experiment.task.predict)
   source = open_source(subject, data, arguments.split, "split")
+  shared_data.check_same_images(splits.opened)
   own, folder = subject.data(data), arguments.write_labels
   origin = labelling.describe_origin(own)
   params = outcomes.gather_average(state.params, state.ema) if state.ema else state.params

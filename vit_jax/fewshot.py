@@ -21,6 +21,7 @@ import jax
 from vit_jax import cli, config, importers, runtime, schema
 from vit_jax.config import flags
 from vit_jax.corpora.screen import ProgressScreen
+from vit_jax.data import shared_data
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, intervals
 from vit_jax.evals.dense import DenseDetails as Dense
@@ -61,6 +62,7 @@ def main(words: Sequence[str] | None = None) -> None:
       weights = load_weights(arguments.weights, measurement)
       description, arrays, notes = weights.description, weights.arrays, weights.notes
     measured = probe_setup.build(measurement, description, arrays, jax.devices(), screen=start_progress)
+    shared_data.check_same_images(measured.splits)
     print_line(f"{arguments.weights}: {description.model.name}")
     for note in (*notes, *measured.notes):
       print_line(f"  {note}")

@@ -19,7 +19,7 @@ from vit_jax import checkpoints, cli, config, runtime, schema, trees
 from vit_jax.checkpoints import forms, provenance
 from vit_jax.config import extensions, flags, migrations
 from vit_jax.corpora import check
-from vit_jax.data import catalog, outputs, sources
+from vit_jax.data import catalog, outputs, shared_data, sources
 from vit_jax.evals import selection
 from vit_jax.importers import adoption
 from vit_jax.parallel import hardware
@@ -91,6 +91,7 @@ def main(words: Sequence[str] | None = None) -> None:
     runtime.check_equal_facts(
       {"config": schema.to_plain(run), "workdir": str(workdir)} | provenance.select_shared_values(experiment.identity)
     )
+    shared_data.check_same_images(experiment.splits)
     # A checkpoint contains the modification times that the first process saw. Copies on other hosts may have others.
     runtime.raise_together(
       find_workdir_conflict(workdir, experiment, arguments.accept_data) if runtime.process_index() == 0 else None

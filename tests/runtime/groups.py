@@ -14,6 +14,7 @@ import time
 
 from tests import ports
 from vit_jax import cli, config, runtime
+from vit_jax.data import shared_data, sources
 from vit_jax.runtime import watch
 from vit_jax.schema import ConfigError
 
@@ -40,6 +41,12 @@ def raise_error(error):
   raise error
 
 
+def make_split(images):
+  """Returns a split with a number of images."""
+  source = sources.Source("pets", "test", ("cat",), images, lambda i: (b"", 0), str)
+  return shared_data.OpenedSplit("config.evals.pets.data", "/pets", "test", source)
+
+
 def run_process(group):
   """Runs one process of a group."""
   if group == "missing":
@@ -55,6 +62,10 @@ def run_process(group):
       except ConfigError as error:
         print(error, flush=True)
         raise
+    try:
+      shared_data.check_same_images([make_split(3 + (runtime.process_index() == 2))])
+    except ConfigError as error:
+      print(error, flush=True)
     with runtime.Watch(limits) as watching:
       poll_steps(watching, act_in_one_process(1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     with runtime.Watch(limits) as watching:

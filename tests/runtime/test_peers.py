@@ -31,6 +31,12 @@ def test_different_configs_name_the_process_and_the_setting(group):
 
 
 @pytest.mark.long
+def test_missing_image_of_an_evaluation_is_an_error_of_all_processes(group):
+  line = "split 'test' of config.evals.pets.data: process 0 reads 3 images from '/pets', and process 2 reads 4"
+  assert all(line in text for text in group("talk")[1])
+
+
+@pytest.mark.long
 def test_sigterm_to_one_process_stops_all_at_the_same_poll(group):
   stops = [re.search(r"code 42: stopped on request.*at poll (\d+)", text)[1] for text in group("talk")[1]]
   assert len(set(stops)) == 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax.training import experiment
+from vit_jax.training import build, experiment
 
 pytestmark = pytest.mark.heavy
 
@@ -49,6 +49,19 @@ def test_given_weights_replace_random_ones_and_their_average(parts):
   np.testing.assert_array_equal(state.ema["head/bias"], bias)
   assert state.params.keys() == random.params.keys()
   np.testing.assert_array_equal(state.params["head/kernel"], random.params["head/kernel"])
+
+
+def test_splits_of_training_and_evaluations_are_recorded_once(parts):  # `parts` prepares the data
+  probe = {"evals.probe.name": "fewshot", "evals.probe.data.name": "digits", "evals.probe.test": "train[:50]"}
+  run = runs.run(**probe)
+
+  def list_splits(training):
+    return [(each.key, each.name) for each in build.build(run, jax.devices()[:1], training=training).splits]
+
+  own = "config.evals.probe.data"
+  of_evals = [("config.data", "test"), (own, "train"), (own, "train[:50]")]
+  assert sorted(list_splits(training=True)) == [of_evals[0], ("config.data", "train"), *of_evals[1:]]
+  assert sorted(list_splits(training=False)) == of_evals
 
 
 def test_a_run_from_random_weights_reads_no_others(parts):

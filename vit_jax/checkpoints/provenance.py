@@ -91,18 +91,14 @@ def sample_order(images: stream.Examples, position: int) -> dict[str, list[int]]
 
 
 def select_shared_values(now: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the values that must be equal on all processes of a run: data without modification times, packages, and
-  settings.
+  """Returns the values that must be equal on all processes of a run: extensions, packages and settings.
+
+  `data.shared_data` compares the images.
 
   Args:
     now: result of `describe_provenance`.
   """
-  data = now["data"]
-  of_files = {name: value[:12] for name, value in data["fingerprint"].items() if name != "times"}
-  contents = sources.digest([(each["name"], each["sha256"]) for each in data["samples"]])[:12]
   return {
-    "data": {"records": data["records"], "classes": sources.digest(data["classes"])[:12]} | of_files,
-    "contents of some images": contents,
     "extensions": {pathlib.Path(row["file"]).name: row["sha256"][:12] for row in now["extensions"]},
     "packages": now["packages"],
     "settings": now["settings"],

@@ -11,17 +11,18 @@ from vit_jax.schema import to_plain
 COUNT = 8
 
 
-def describe_samples(source: Source) -> list[dict[str, Any]]:
+def describe_samples(source: Source, count: int = COUNT) -> list[dict[str, Any]]:
   """Returns a description of a few evenly spaced records of a source, as JSON values.
 
   Args:
     source: the source to sample.
+    count: largest number of records.
 
   Returns:
     For each record its number `record`, its `name`, its `label` and the `sha256` of its image file. The label and the
     hash are None if the record cannot be read.
   """
-  return [_describe_sample(source, i) for i in spaced_numbers(len(source))]
+  return [_describe_sample(source, i) for i in spaced_numbers(len(source), count)]
 
 
 def spaced_numbers(length: int, count: int = COUNT) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax import evals, importers, models, optim, rng, tasks
 from vit_jax.config import Run
-from vit_jax.data import catalog, loader
+from vit_jax.data import catalog, shared_data
 from vit_jax.data.augment import Augmentation
 from vit_jax.data.views import Fields
 from vit_jax.evals.validation import add_evaluations, add_share, add_splits
@@ -134,7 +134,8 @@ def build(
   with enter_key("config.data"):
     if training and tasks.TASKS[run.task.name].cuts_views:
       _check_unused(run)
-    source = loader.cache_fingerprint(open_split(run.data, "train"))
+    train_splits = shared_data.SplitRecorder(open_split)
+    source = train_splits(run.data, "train")
   grid = sharding.make_mesh(run.mesh, devices)
   check_batch(run.batch, run.optim.accumulate, grid, len(source) if training else run.batch, run.data.split)
   total = _count_steps(run, source.epoch_length)
@@ -170,9 +171,11 @@ def build(
   )
   with enter_key("config.data"):
     images = catalog.open_train_examples(run.data, run.seed, task.fields if training else Fields(), run.batch, source)
-  subject = evals.EvalContext(model, grid, run.data, run.batch, open_split, task.predict, source.classes)
+  # Without training, only the classes of the training images are used.
+  splits = train_splits if training else shared_data.SplitRecorder(open_split)
+  subject = evals.EvalContext(model, grid, run.data, run.batch, splits, task.predict, source.classes)
   measures = _build_evals(run, subject, steps_of)
-  experiment = Experiment(run, grid, total, images, model, task, optimizer.schedule, program, measures)
+  experiment = Experiment(run, grid, total, images, model, task, optimizer.schedule, program, measures, splits.opened)
   if not training:
     return experiment
   # Tracing the step reports errors here, before the devices are used.

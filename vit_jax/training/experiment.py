@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax import checkpoints, evals, importers, models, tasks
 from vit_jax.checkpoints import provenance
 from vit_jax.checkpoints.digests import sha256
-from vit_jax.data import catalog, stream
+from vit_jax.data import catalog, shared_data, stream
 from vit_jax.data.device_batches import DeviceBatches
 from vit_jax.evals import Outcome, outcomes
 from vit_jax.importers import options, surgery
@@ -50,6 +50,7 @@ class Experiment:
     schedule: function from step to learning rate.
     program: the jitted functions of the run.
     evals: {name: evaluation}.
+    splits: the splits that the run reads for training and evaluation.
     forward_flops: FLOPs of the task's forward pass for one image, two for each multiply-accumulate. 0 without training.
     training_flops: FLOPs of forward and backward pass for one image, without recomputation. 0 without training. With an
       ascent step, the FLOPs are counted twice.
@@ -64,6 +65,7 @@ class Experiment:
   schedule: Schedule
   program: steps.Program
   evals: Mapping[str, Eval]
+  splits: tuple[shared_data.OpenedSplit, ...] = ()
   forward_flops: int = 0
   training_flops: int = 0
 

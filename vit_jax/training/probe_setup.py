@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax import evals, models
 from vit_jax.config import Measurement
-from vit_jax.data import catalog
+from vit_jax.data import catalog, shared_data
 from vit_jax.importers import surgery
 from vit_jax.parallel import sharding
 from vit_jax.schema import ConfigError, enter_key
@@ -21,11 +21,13 @@ class ProbeSetup(NamedTuple):
     params: parameters by path.
     evals: {name: function (params, poll) -> `evals.Outcome`}.
     notes: lines on the image size, and on changes of the weights.
+    splits: the splits that the evaluations read.
   """
 
   params: dict[str, jax.Array]
   evals: dict[str, evals.Measure]
   notes: list[str]
+  splits: tuple[shared_data.OpenedSplit, ...]
 
 
 def complete(measurement: Measurement, image_size: int | None) -> dict[str, evals.BoundEval]:
@@ -88,12 +90,13 @@ def build(
   shardings = sharding.find_parameter_shardings(models.find_sharding(headless.model.name), model.shapes(), grid)
   arrays = surgery.stack(arrays, tuple(shardings))
   params = {path: sharding.place_array(arrays[path], target) for path, target in shardings.items()}
-  subject = evals.EvalContext(model, grid, None, measurement.batch, open_split, screen=screen)
+  splits = shared_data.SplitRecorder(open_split)
+  subject = evals.EvalContext(model, grid, None, measurement.batch, splits, screen=screen)
   made = {}
   for name, choice in choices.items():
     with enter_key(f"config.evals.{name}"):
       made[name] = choice.build(subject)
-  return ProbeSetup(params, made, [_describe_size(measurement, size), *notes])
+  return ProbeSetup(params, made, [_describe_size(measurement, size), *notes], splits.opened)
 
 
 def _describe_size(measurement: Measurement, size: int) -> str:
