@@ -216,7 +216,40 @@ def test_a_process_knows_when_it_began():
 
 def test_f3_an_account_knows_when_its_first_attempt_began(tmp_path):
   file = tmp_path / "goodput.json"
-  assert goodput.read_start_time(file) is None
+  assert goodput.read_account(file).began is None
   for began in (1000.0, 2000.0):
     goodput.GoodputTracker(file, began).close()
-  assert goodput.read_start_time(file) == 1000.0
+  assert goodput.read_account(file).began == 1000.0
+
+
+DAMAGE = {
+  "{": "it is not valid JSON",
+  "3.5": "a key is missing or has a value of another type",
+  '{"older": [0]}': "a key is missing or has a value of another type",
+  '{"older": {"attempts": -1}}': "a number of attempts is invalid",
+}
+
+
+def make_account(began):
+  """Returns the text of an account with an attempt that started at a time."""
+  times = {"waited": 0.0, "seconds": dict.fromkeys(goodput.PHASES, 1.0)}
+  return json.dumps({"older": {"attempts": 0, **times}, "attempts": [{"began": began, **times}]})
+
+
+@pytest.mark.parametrize("began", [1.79e12, 1e30, -1.0, float("nan"), "1000", True])
+def test_attempt_with_an_implausible_start_is_damage(tmp_path, caplog, began):
+  file = tmp_path / "goodput.json"
+  file.write_text(make_account(1.79e9))
+  assert goodput.read_account(file).began == 1.79e9 and not caplog.text
+  file.write_text(make_account(began))
+  assert goodput.read_account(file)[::3] == (0, None)
+  assert "a time is not a number of seconds before the year 2100. The report lacks the times" in caplog.text
+
+
+@pytest.mark.parametrize("text", DAMAGE)
+def test_reading_a_damaged_account_warns_once_in_words(tmp_path, caplog, text):
+  file = tmp_path / "goodput.json"
+  file.write_text(text)
+  assert goodput.read_account(file).attempts == 0
+  (record,) = caplog.records
+  assert record.getMessage() == f"{file} is damaged: {DAMAGE[text]}. The report lacks the times of this run"

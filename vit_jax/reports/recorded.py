@@ -173,17 +173,17 @@ def read_run(workdir: pathlib.Path, name: str) -> RecordedRun:
     raise ConfigError(f"{workdir} contains no run (no config.json)")
   about = checkpoints.read_description(workdir, forms.check_metadata) or {}
   of_state = about.get("identity", {})
-  attempts, seconds, waited = goodput.read_account(workdir / "goodput.json")
+  account = goodput.read_account(workdir / "goodput.json")
   return RecordedRun(
     name=name,
     workdir=workdir,
     run=run,
     rows=_read_rows(workdir / "metrics.jsonl"),
     result=_check_result(files.read_json(workdir / "result.json") or {}),
-    attempts=attempts,
-    seconds=seconds,
-    waited=waited,
-    began=goodput.read_start_time(workdir / "goodput.json"),
+    attempts=account.attempts,
+    seconds=account.seconds,
+    waited=account.waited,
+    began=account.began,
     recipe=files.read_json(workdir / provenance.RECIPE) or {},
     plans=_read_plans(workdir / PLAN),
     records=of_state.get("data", {}).get("records"),

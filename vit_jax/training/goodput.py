@@ -8,7 +8,7 @@ import os
 import pathlib
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from vit_jax.storage import errors, files, paths
 
@@ -28,6 +28,7 @@ LOST, BETWEEN = "wasted_progress_from_disruption", "infrastructure_recovery_from
 TRAINING = ("compile", "step", "data", "evaluation", "save")  # phases that count as `train_seconds`
 KEPT = 50  # attempts in the file; older attempts are summed up
 Account = dict[str, Any]  # times of an attempt, or of several: a number, or {phase: seconds} for "seconds"
+LATEST = 4_102_444_800.0  # 1 January 2100, in seconds since the epoch. Larger times in a file are damage
 PAUSE = 10.0  # seconds between two writes to a bucket, which accepts one write per second
 
 
@@ -56,7 +57,9 @@ class GoodputTracker:
   def __init__(self, file: pathlib.Path | None = None, began: float | None = None) -> None:
     now = time.time()
     self._file, self._began = file, now if began is None else min(began, now)
-    self._older, self._attempts = _read_account(file) if file else _make_empty_account()
+    self._older, self._attempts = (
+      _read_account(file, "The time accounting of the run restarts") if file else _make_empty_account()
+    )
     if file:
       file.parent.mkdir(parents=True, exist_ok=True)
       self._folder = errors.open_directory(file.parent)
@@ -215,29 +218,34 @@ class GoodputTracker:
     return {"began": self._began, "waited": self._waited, "seconds": self._now()}
 
 
-def read_account(file: pathlib.Path) -> tuple[int, dict[str, float], float]:
-  """Adds up the account in a file.
+class AccountSummary(NamedTuple):
+  """The sum of the account of all attempts.
+
+  Attributes:
+    attempts: number of attempts.
+    seconds: {phase: seconds}.
+    waited: seconds between attempts.
+    began: start of the oldest stored attempt in seconds since the epoch, or None without attempts. An account stores
+      the last `KEPT` attempts.
+  """
+
+  attempts: int
+  seconds: dict[str, float]
+  waited: float
+  began: float | None
+
+
+def read_account(file: pathlib.Path) -> AccountSummary:
+  """Adds up the account in a file. Prints a warning if the file is damaged.
 
   Args:
     file: the file of a `GoodputTracker`.
-
-  Returns:
-    The number of attempts, the seconds of each phase, and the seconds between attempts.
   """
-  older, attempts = _read_account(file)
+  older, attempts = _read_account(file, "The report lacks the times of this run")
   every = [older, *attempts]
   seconds = {name: sum(each["seconds"][name] for each in every) for name in PHASES}
-  return older["attempts"] + len(attempts), seconds, sum(each["waited"] for each in every)
-
-
-def read_start_time(file: pathlib.Path) -> float | None:
-  """Returns the start of the first attempt in the account of a file, in seconds since the epoch.
-
-  An account stores the last `KEPT` attempts. If a run has more attempts, the result is the start of the oldest stored
-  attempt. If the file contains no attempts, the result is None.
-  """
-  _, attempts = _read_account(file)
-  return attempts[0]["began"] if attempts else None
+  began = attempts[0]["began"] if attempts else None
+  return AccountSummary(older["attempts"] + len(attempts), seconds, sum(each["waited"] for each in every), began)
 
 
 def format_summary(seconds: float, rate: float | None) -> list[str]:
@@ -285,28 +293,45 @@ def _make_empty_account() -> tuple[Account, list[Account]]:
   return {"attempts": 0, "waited": 0.0, "seconds": dict.fromkeys(PHASES, 0.0)}, []
 
 
-def _read_account(file: pathlib.Path) -> tuple[Account, list[Account]]:
-  """Reads (sum of older attempts, stored attempts). Returns a new account if the file is missing or damaged."""
+def _read_account(file: pathlib.Path, consequence: str) -> tuple[Account, list[Account]]:
+  """Reads (sum of older attempts, stored attempts).
+
+  Returns a new account if the file is missing or damaged. The warning about damage ends with the consequence.
+  """
   text = files.read_if_exists(file)
   if text is None:
     return _make_empty_account()
   try:
     account = json.loads(text)
-    older = {"attempts": int(account["older"]["attempts"])} | _parse_times(account["older"], "waited")
-    attempts = [_parse_times(each, "began", "waited") for each in account["attempts"]]
-    return _merge_old_attempts(older, attempts)
-  except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-    reason = f"{type(error).__name__}: {error}"[:200]
-    logging.warning("%s cannot be read (%s). The time accounting of the run restarts", file, reason)
-    return _make_empty_account()
+  except (ValueError, RecursionError):
+    reason = "it is not valid JSON"
+  else:
+    try:
+      older = {"attempts": _parse_count(account["older"]["attempts"])} | _parse_times(account["older"], "waited")
+      attempts = [_parse_times(each, "began", "waited") for each in account["attempts"]]
+      return _merge_old_attempts(older, attempts)
+    except ValueError as error:
+      reason = str(error)
+    except (LookupError, TypeError):
+      reason = "a key is missing or has a value of another type"
+  logging.warning("%s is damaged: %s. %s", file, reason, consequence)
+  return _make_empty_account()
+
+
+def _parse_count(value: object) -> int:
+  """Returns a number of attempts, or raises ValueError."""
+  if type(value) is not int or not 0 <= value < 2**31:
+    raise ValueError("a number of attempts is invalid")
+  return value
 
 
 def _parse_times(record: Account, *names: str) -> Account:
   """Returns the named times and the seconds of a record, or raises ValueError if one is not a valid time."""
-  times = {name: float(record[name]) for name in names}
-  seconds = {name: float(record["seconds"][name]) for name in PHASES}
-  if not all(math.isfinite(value) and value >= 0 for value in (*times.values(), *seconds.values())):
-    raise ValueError("a time is not a number of seconds")
+  times = {name: record[name] for name in names}
+  seconds = {name: record["seconds"][name] for name in PHASES}
+  for value in (*times.values(), *seconds.values()):
+    if type(value) not in (int, float) or not 0 <= value < LATEST:
+      raise ValueError("a time is not a number of seconds before the year 2100")
   return times | {"seconds": seconds}
 
 
