@@ -22,6 +22,25 @@ def test_invalid_json_values_are_an_error(values):
     models.Description.from_json(values)
 
 
+@pytest.mark.parametrize(
+  ("change", "problem"),
+  [
+    ({"model": []}, r"model is \[\]. Allowed: a name with arguments"),
+    ({"model": {"name": [1]}}, r"model is \{'name': \[1\]\}"),
+    ({"image_size": []}, r"image_size is \[\]. Allowed: one or two"),
+    ({"image_size": {"side": 3}}, "a size is not a whole number"),
+    ({"classes": -1}, "classes or channels is out of range"),
+  ],
+)
+def test_error_names_the_invalid_value(change, problem):
+  values = {"model": {"name": "ViT-S/8"}, "image_size": 32, "classes": 3, "channels": 3}
+  with pytest.raises(ConfigError, match=f"does not describe a model: .*{problem}"):
+    Description.from_json(values | change)
+  for key in values:
+    with pytest.raises(ConfigError, match=f"does not describe a model: {key} is missing"):
+      Description.from_json({name: value for name, value in values.items() if name != key})
+
+
 def test_arguments_of_older_versions_are_read():
   values = {"model": {"name": "ViT-S/8", "head": "gap"}, "image_size": 32, "classes": 3, "channels": 3}
   assert Description.from_json(values) == Description(Choice("ViT-S/8", {"pool": "gap"}), 32, 3)

@@ -26,6 +26,23 @@ def format_argument(value: object) -> str:
   return f"{value.name} ({own})" if own else value.name
 
 
+def _find_problem(values: object) -> str:
+  """Returns the reason why JSON values do not describe a model, or ""."""
+  if not isinstance(values, Mapping):
+    return "it is not an object of names and values"
+  if missing := [key for key in ("model", "image_size", "classes", "channels") if key not in values]:
+    return f"{missing[0]} is missing"
+  model, size, classes, channels = (values[key] for key in ("model", "image_size", "classes", "channels"))
+  if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):
+    return f"model is {schema.show(model)}. Allowed: a name with arguments"
+  sides = size if isinstance(size, list | tuple) else [size]
+  if not all(type(number) is int for number in (*sides, classes, channels)):
+    return "a size is not a whole number"
+  if len(sides) not in (1, 2) or not all(0 < side < 2**16 for side in sides):
+    return f"image_size is {schema.show(size)}. Allowed: one or two whole numbers from 1 to {2**16 - 1}"
+  return "" if 0 <= classes < 2**31 and 0 < channels < 2**16 else "a number of classes or channels is out of range"
+
+
 @dataclasses.dataclass(frozen=True)
 class Description:
   """A model by name and arguments, for images of a certain size.
@@ -130,16 +147,8 @@ class Description:
     Raises:
       ConfigError: if the values do not describe a model.
     """
-    try:
-      model, size = migrations.migrate_model(values["model"]), values["image_size"]
-      sides = [size] if isinstance(size, int) else list(size)
-      classes, channels = values["classes"], values["channels"]
-      if not all(type(number) is int for number in (*sides, classes, channels)):
-        raise TypeError("a size is not a whole number")
-      in_range = 0 < min(sides) <= max(sides) < 2**16 and 0 <= classes < 2**31 and 0 < channels < 2**16
-      if not in_range or len(sides) > 2:
-        raise ValueError("a size is out of range")
-      shape = (sides[0], sides[1]) if len(sides) == 2 else size
-      return cls(Choice(str(model.pop("name")), model), shape, classes, channels)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-      raise ConfigError(f"{schema.show(values)} does not describe a model: {error!r}") from error
+    if problem := _find_problem(values):
+      raise ConfigError(f"{schema.show(values)} does not describe a model: {problem}")
+    model, size = migrations.migrate_model(values["model"]), values["image_size"]
+    shape = size if isinstance(size, int) else size[0] if len(size) == 1 else (size[0], size[1])
+    return cls(Choice(model.pop("name"), model), shape, values["classes"], values["channels"])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import zipfile
 
@@ -158,6 +159,7 @@ def test_damaged_file_is_an_error(tmp_path, name, data):
     ("model.safetensors", r"no file '.*model\.safetensors'\. Allowed: \.npz, .*, or a workdir$"),
     ("nowhere/x.npz", r"no file .*x\.npz'\. Allowed: \.npz, .*, or a workdir$"),
     ("run", r"no file .*run'\. Did you mean '.*runs'"),
+    ("pipe.npz", r"pipe\.npz' is not a regular file\. Name a file of weights or a workdir$"),
     ("code.npz", r"no file .*code\.npz'\. Allowed: "),
     ("data", r"no file .*data'\. Allowed: "),
     (
@@ -172,6 +174,7 @@ def test_missing_files_and_other_formats_are_errors_with_suggestions(tmp_path, n
   (tmp_path / "x.h5").write_bytes(b"")
   (tmp_path / "code.py").write_bytes(b"")
   (tmp_path / "data1").mkdir()
+  os.mkfifo(tmp_path / "pipe.npz")
   (tmp_path / "runs" / "checkpoints").mkdir(parents=True)
   with pytest.raises(ConfigError, match=message):
     containers.read(tmp_path / name)

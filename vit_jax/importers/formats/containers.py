@@ -88,6 +88,8 @@ def _find_weight_file(path: pathlib.Path) -> pathlib.Path:
 def _describe_missing(path: pathlib.Path) -> str:
   """Returns the error message for a path without weights. It suggests similar names, or weights in the directory."""
   with convert_read_errors(path):
+    if path.exists() and not path.is_dir():
+      return f"{str(path)!r} is not a regular file. Name a file of weights or a workdir"
     if folder := path.is_dir():
       candidates = sorted(str(each) for each in path.glob("*") if _may_be_weights(each))
     else:
