@@ -14,7 +14,7 @@ from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import digits
 from vit_jax.reports import published, recorded
 from vit_jax.schema import to_plain
-from vit_jax.training import loop
+from vit_jax.training import comparison, loop
 
 STEPS = 4
 
@@ -52,10 +52,19 @@ def test_run_below_the_curve_stops_with_46_and_continues_with_report(parts, tmp_
   with pytest.raises(runtime.Stop) as stopped:
     loop.train(with_certificate(parts, "stop"), tmp_path / "stopped")
   assert stopped.value.code == runtime.EXIT_OFF_TRACK == 46
-  assert "is below the published curve of recipe twice in a row. Step 2 is saved" in str(stopped.value)
+  assert "is below the published curve of recipe twice in a row, at 25 and 50 % of the schedule. Step 2 is saved" in (
+    message := str(stopped.value)
+  )
+  assert "the same command with --config.log.certificate=report continues from it" in message
+  assert message.endswith(f". Show the curve: python -m vit_jax.report {tmp_path}/stopped")
   text = capsys.readouterr().out
   assert "compared with recipe: three seeds (address)" in text
-  assert text.count("%: below") == 2 and "25 %: top-1 " in text
+  assert text.count("%: below") == 2 and "25 %: top-1 " in text and "has no effect" not in text
+  before = records(tmp_path / "stopped")
+  with pytest.raises(runtime.Stop) as again:  # the same command, also after a kill between the save and the exit
+    loop.train(with_certificate(parts, "stop"), tmp_path / "stopped")
+  assert (again.value.code, str(again.value)) == (46, message)
+  assert records(tmp_path / "stopped") == before and "compiled" not in capsys.readouterr().out
   continued = loop.train(with_certificate(parts, "report"), tmp_path / "stopped")
   assert continued["certificate"] == whole["certificate"]
   assert continued["weights_sha256"] == whole["weights_sha256"]
@@ -75,8 +84,33 @@ def test_runs_on_track_or_with_another_config_do_not_stop(parts, tmp_path, monke
   capsys.readouterr()
   result = loop.train(with_certificate(parts, "stop"), tmp_path / "b")
   assert result["certificate"]["verdicts"] == [] and "optim.lr: 0.001 -> 0.003" in result["certificate"]["refused"]
-  assert "not compared with the published curve of recipe: the config differs in optim.lr" in capsys.readouterr().out
+  text = capsys.readouterr().out
+  assert "not compared with the published curve of recipe: the config differs in optim.lr" in text
+  assert "certificate=stop has no effect: the run is not compared with the published curve\n" in text
   assert "certificate" not in loop.train(with_certificate(parts, "off"), tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+  ("every", "change", "problem"),
+  [
+    (1, {}, None),
+    (2, {}, "the run has fewer than two verdicts before its end"),
+    (4, {}, "Evaluate more often, such as --config.evals.test.every=5%"),
+    (1, {"refused": ["optim.lr: 1 -> 2"]}, "the run is not compared with the published curve"),
+    (1, None, "no curve is published for this model, dataset and task"),
+  ],
+)
+def test_stop_without_effect_is_a_warning(parts, monkeypatch, every, change, problem):
+  publish(parts.run, 0.9, monkeypatch)
+  experiment = dataclasses.replace(
+    with_certificate(parts, "stop"), evals={"test": parts.evals["test"]._replace(every=every)}
+  )
+  certificate = comparison.find_certificate(experiment.run, STEPS) if change is not None else None
+  if change:
+    certificate = dataclasses.replace(certificate, match=certificate.match._replace(**change))
+  warnings = [line for line in comparison.describe_start(certificate, experiment) if "warning" in line]
+  assert len(warnings) == (problem is not None) and all(problem in line for line in warnings)
+  assert "warning" not in str(comparison.describe_start(certificate, with_certificate(experiment, "report")))
 
 
 @pytest.mark.heavy

@@ -7,6 +7,7 @@ from vit_jax import certificates, config
 from vit_jax.schema import to_plain
 from vit_jax.training import build
 from vit_jax.training.bound_run import BoundRun
+from vit_jax.training.experiment import Experiment
 
 
 def find_certificate(
@@ -30,6 +31,49 @@ def find_certificate(
     match = match._replace(refused=[*match.refused, "total: the run had another length before a restart"])
   comparable = match and not match.explain_refusal()
   return match and certificates.Certificate(match, total, certificates.parse_verdicts(verdicts if comparable else ()))
+
+
+def describe_start(certificate: certificates.Certificate | None, experiment: Experiment) -> list[str]:
+  """Returns lines that name the curve, and warn if `log.certificate=stop` has no effect.
+
+  Args:
+    certificate: the comparison, or None if there is no curve for the run.
+    experiment: the components of the run.
+  """
+  lines = [certificate.format_start()] if certificate else []
+  if experiment.run.log.certificate == "stop" and (problem := _explain_no_stop(certificate, experiment)):
+    lines.append(f"warning: --config.log.certificate=stop has no effect: {problem}")
+  return lines
+
+
+def explain_off_track(certificate: certificates.Certificate | None, experiment: Experiment, step: int) -> str | None:
+  """Returns why a run with `log.certificate=stop` must stop at a step, or None if it may continue.
+
+  Args:
+    certificate: the comparison, or None if there is no curve for the run.
+    experiment: the components of the run.
+    step: number of completed steps.
+  """
+  stops = certificate and experiment.run.log.certificate == "stop" and step < experiment.total
+  return certificate.explain_off_track() if certificate and stops and certificate.is_off_track else None
+
+
+def _explain_no_stop(certificate: certificates.Certificate | None, experiment: Experiment) -> str | None:
+  """Returns why a run cannot stop before its end, or None if it can."""
+  if certificate is None:
+    return "no curve is published for this model, dataset and task"
+  if certificate.reason:
+    return "the run is not compared with the published curve"
+  name, total = certificate.match.evaluation, experiment.total
+  assert name is not None, "a run without such an evaluation has a reason"
+  planned = certificates.Certificate(certificate.match, total)
+  for step in range(every := experiment.evals[name].every, total, every):
+    planned.add(step, {certificate.figure: 0.0})
+    if len(planned.verdicts) == 2:
+      return None
+  return (
+    f"the run has fewer than two verdicts before its end. Evaluate more often, such as --config.evals.{name}.every=5%"
+  )
 
 
 def has_other_length(run: BoundRun, about: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -54,7 +55,8 @@ def train(
 
   Raises:
     runtime.Stop: if the run was asked to stop, if a worker process died, or if a value is not finite. A requested stop
-      saves the state first.
+      saves the state first. With `config.log.certificate=stop`, a run whose checkpoint contains two verdicts in a row
+      below the published curve stops before its first step.
     ConfigError: if an image cannot be decoded. The state is saved first.
     OSError: if a file cannot be written.
   """
@@ -64,8 +66,10 @@ def train(
     watch = watch or resources.enter_context(runtime.Watch(experiment.run.limits))
     resources.enter_context(watch.phase("save"))  # its time limit applies while resources are closed
     session, state = open_session(resources, experiment, workdir, profile, watch, weights, began)
-    session.log.begin(pictures or {})
     watch.step = step = int(state.step)
+    if problem := comparison.explain_off_track(session.certificate, experiment, step):  # in an earlier attempt
+      raise as_exit(runtime.Preempted(runtime.EXIT_OFF_TRACK, problem), step, workdir)
+    session.log.begin(pictures or {})
     print_line(
       f"continues at step {step} of {experiment.total}" if step else f"{format_amount(experiment.total, 'step')} to go"
     )
@@ -101,7 +105,7 @@ def train(
       if isinstance(reason, runtime.Preempted) or runtime.is_alone():  # saving needs all processes
         save(session, step, state)
         session.store.wait()  # before other processes notice the end and exit
-      raise as_exit(reason, step) from reason
+      raise as_exit(reason, step, workdir) from reason
     session.store.wait()  # the last state must be saved before the result is written
     return write_result(
       workdir,
@@ -198,8 +202,8 @@ def open_session(
   resources.push(watch.report)
   changed_length = comparison.has_other_length(experiment.run, about)
   certificate = comparison.find_certificate(experiment.run, experiment.total, about.get("verdicts", ()), changed_length)
-  if certificate:
-    print_line(certificate.format_start())
+  for line in comparison.describe_start(certificate, experiment):
+    print_line(line)
   evaluated = about.get("evaluated", True)
   return (
     Session(
@@ -379,18 +383,22 @@ def write_result(workdir: pathlib.Path, result: dict[str, Any]) -> dict[str, Any
   return result
 
 
-def as_exit(reason: Exception, step: int) -> Exception:
+def as_exit(reason: Exception, step: int, workdir: pathlib.Path) -> Exception:
   """Returns the exception that ends a run before its last step.
 
   Args:
     reason: a request to stop, an image that cannot be decoded, or the death of a worker process.
     step: number of completed steps.
+    workdir: directory of the run.
   """
   advice = f"Step {step} is saved; the same command continues from it"
   if isinstance(reason, WorkerError):
     return runtime.Stop(runtime.EXIT_PEER, f"{reason}. {advice}" if runtime.is_alone() else str(reason))
   if isinstance(reason, runtime.Preempted) and reason.code == runtime.EXIT_OFF_TRACK:
-    advice += ", with --config.log.certificate=report"
+    advice = (
+      f"Step {step} is saved; the same command with --config.log.certificate=report continues from it. Show the curve: "
+      f"python -m vit_jax.report {shlex.quote(str(workdir))}"
+    )
   elif not isinstance(reason, runtime.Preempted) or reason.code == runtime.EXIT_CONFIG:
     advice += ", with --accept-data if the file was fixed"
   if isinstance(reason, runtime.Preempted):
@@ -442,15 +450,13 @@ def compare_with_curve(session: Session, step: int, figures: Mapping[str, float]
     step: number of the step.
     figures: values under their names in result.json.
   """
-  certificate, run = session.certificate, session.experiment.run
+  certificate = session.certificate
   verdict = certificate and certificate.add(step, figures)
   if not certificate or not verdict:
     return
   print_line(f"{step:>7}  {certificate.format_verdict(verdict)}")
-  if run.log.certificate == "stop" and certificate.is_off_track and step < session.experiment.total:
-    session.watch.ask(
-      runtime.EXIT_OFF_TRACK, f"top-1 is below the published curve of {certificate.match.curve.name} twice in a row"
-    )
+  if reason := comparison.explain_off_track(certificate, session.experiment, step):
+    session.watch.ask(runtime.EXIT_OFF_TRACK, reason)
 
 
 def save(session: Session, step: int, state: steps.State[jax.Array]) -> None:
