@@ -22,6 +22,7 @@ def test_appended_bytes_are_in_objects_of_a_bounded_size(bucket, monkeypatch):
   objects = sorted(bucket.iterdir())
   assert b"".join(path.read_bytes() for path in objects) == b"".join(lines)
   assert [path.name for path in objects] == ["m.jsonl", *(f"m.jsonl.{i:04d}" for i in range(1, len(objects)))]
+  assert append.read_appended(bucket / "m.jsonl") == b"".join(lines) and append.read_appended(bucket / "no") == b""
   assert max(path.stat().length for path in objects) < 60
   # Removes lines from the end, as a restart does.
   again.keep(lambda content: b"".join(line for line in content.splitlines(True) if int(line.split()[1]) < 9))

@@ -45,7 +45,10 @@ def test_restart_keeps_the_record_of_the_same_target():
   [
     ({"metric": "top1"}, r"config\.log\.target\.value: missing, but config\.log\.target\.metric is set"),
     ({"value": 0.5}, r"config\.log\.target\.metric: missing"),
-    ({"metric": "val/top1", "value": 0.5}, r"target\.metric: the run does not measure 'val/top1'. Did you mean 'test"),
+    (
+      {"metric": "val/top1", "value": 0.5},
+      r"target\.metric: the run does not measure 'val/top1'. Did you mean 'test.*prefix",
+    ),
     ({"metric": "ema_top1", "value": 0.5}, r"target\.metric: the run does not measure 'ema_top1'"),
     ({"metric": "images", "value": 5.0}, r"target\.metric: 'images' does not measure quality"),
     ({"metric": "top1", "value": 77.3}, r"target\.value: expected a share between 0 and 1, got 77\.3\."),
@@ -76,6 +79,54 @@ def test_damaged_record_is_refused():
 
 class Store:
   """A store of checkpoints that is not used."""
+
+
+ROWS = [
+  {"step": 2, "train/loss": 1.0},
+  {"step": 3, "test/top1": 0.4},
+  {"step": 6, "test/top1": 0.6},
+  {"step": 9, "test/top1": 0.9},
+]
+
+
+def test_evaluations_of_earlier_attempts_count_without_hours():
+  def find(value, stored=None):
+    return time_to_target.add_recorded(time_to_target.start_record(config.Target("test/top1", value), stored), ROWS)
+
+  assert find(0.5) == {"metric": "test/top1", "value": 0.5, "step": 6, "hours": None}
+  assert find(0.95)["step"] is None
+  reached = {"metric": "test/top1", "value": 0.5, "step": 6, "hours": 2.5}
+  assert find(0.5, reached) == reached and find(0.8, reached)["step"] == 9
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("value", "reached"), [(0.5, True), (0.8, False)])
+def test_target_that_is_set_at_a_restart_counts_from_the_first_step(tmp_path, capsys, value, reached):
+  """The line of step 9 was written after the checkpoint of step 6, before a kill."""
+  (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+  parts = runs.parts(1, log__target__metric="test/top1", log__target__value=value)
+  timer = goodput.GoodputTracker()
+  other = {"metric": "test/top1", "value": 0.9, "step": None, "hours": None}
+  with contextlib.closing(
+    training_log.TrainingLog(parts, tmp_path, 6, timer, timer.phase, Store(), {"target": other})
+  ) as log:
+    assert log.describe_target()["target"]["step"] == (6 if reached else None)
+    text = capsys.readouterr().out
+    assert ("      6  reached test/top1 50.00 %, according to metrics.jsonl\n" in text) == reached
+    log.write_evaluation(9, {"top1": 0.9})
+    record = log.describe_target()["target"]
+  assert (record["step"], record["hours"] is None) == ((6, True) if reached else (9, False))
+
+
+def test_target_of_a_finished_run_is_found_in_its_metrics(tmp_path, capsys):
+  (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+  time_to_target.print_recorded_time(TOP1, None, tmp_path)
+  assert "time to test/top1 50.00 %: step 6, according to metrics.jsonl. result.json is" in capsys.readouterr().out
+  time_to_target.print_recorded_time(config.Target("top1", 0.95), walk(TOP1, []), tmp_path)
+  assert "time to test/top1 95.00 %: not reached, according to" in capsys.readouterr().out
+  time_to_target.print_recorded_time(TOP1, walk(TOP1, [(6, {"top1": 0.6})]), tmp_path)
+  time_to_target.print_recorded_time(config.Target(), None, tmp_path)
+  assert capsys.readouterr().out == ""
 
 
 @pytest.mark.heavy

@@ -15,6 +15,11 @@ def _is_count(value: object) -> bool:
   return isinstance(value, int | float) and 0 <= value < LARGEST
 
 
+def is_number(value: object) -> bool:
+  """Returns whether a value is a number of the size that the figures of a run have."""
+  return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
 def _is_share(value: object) -> bool:
   return isinstance(value, int | float) and 0 <= value <= 1
 

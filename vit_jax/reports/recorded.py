@@ -16,7 +16,7 @@ from vit_jax.inference import stored
 from vit_jax.parallel import hardware
 from vit_jax.schema import ConfigError
 from vit_jax.storage import files
-from vit_jax.training import goodput, time_to_target
+from vit_jax.training import goodput, time_to_target, writer
 from vit_jax.training.bound_run import BoundRun
 
 PLAN = "plan.json"
@@ -42,6 +42,7 @@ class RecordedRun:
     devices: kind, count and number of processes.
     description: the model, or None before the first checkpoint.
     changed_length: whether the run had another length before a restart.
+    progress: time to target in the newest checkpoint, or None.
   """
 
   name: str
@@ -59,6 +60,7 @@ class RecordedRun:
   devices: Mapping[str, Any]
   description: models.Description | None
   changed_length: bool = False
+  progress: Mapping[str, Any] | None = None
 
   @property
   def steps(self) -> int:
@@ -98,7 +100,7 @@ class RecordedRun:
   def figures(self) -> dict[str, float]:
     """Metrics of the result, or of the last evaluations if the run is not finished. Names of `test` have no prefix."""
     if self.result:
-      return {k: v for k, v in self.result.items() if _is_number(v) and k not in selection.NOT_FIGURES}
+      return {k: v for k, v in self.result.items() if forms.is_number(v) and k not in selection.NOT_FIGURES}
     last = {}
     for row in self.rows:
       last |= {k.removeprefix("test/"): v for k, v in row.items() if _is_evaluation_figure(k)}
@@ -108,13 +110,12 @@ class RecordedRun:
   def target(self) -> dict[str, Any] | None:
     """The target with the step and hours at which it was reached, or None without a target. See `time_to_target`.
 
-    Before the end of the run, the step is that of the recorded evaluations, and the hours are unknown.
+    Before the end of the run, evaluations after the newest checkpoint also count. Their hours are unknown.
     """
-    if "target" in self.result or (record := time_to_target.start_record(self.run.log.target, None)) is None:
-      return self.result.get("target")
-    for row in self.rows:
-      record = time_to_target.update_record(record, int(row["step"]), row, 0.0)
-    return record | {"hours": None}
+    if "target" in self.result:
+      return self.result["target"]
+    record = time_to_target.start_record(self.run.log.target, self.progress)
+    return record and time_to_target.add_recorded(record, self.rows)
 
   def series(self, metric: str) -> "Curve":
     """Returns a metric as a curve, which is empty if no line contains the metric."""
@@ -178,7 +179,7 @@ def read_run(workdir: pathlib.Path, name: str) -> RecordedRun:
     name=name,
     workdir=workdir,
     run=run,
-    rows=_read_rows(workdir / "metrics.jsonl"),
+    rows=writer.read_rows(workdir),
     result=_check_result(files.read_json(workdir / "result.json") or {}),
     attempts=account.attempts,
     seconds=account.seconds,
@@ -190,29 +191,17 @@ def read_run(workdir: pathlib.Path, name: str) -> RecordedRun:
     devices=of_state.get("devices", {}),
     description=models.Description.from_json(about["model"]) if "model" in about else None,
     changed_length=about.get("changed_length", False),
+    progress=about.get("target"),
   )
-
-
-def _read_rows(path: pathlib.Path) -> list[dict[str, float]]:
-  """Returns the numbers in complete lines of metrics.jsonl. After a kill, the last line may be incomplete."""
-  rows = []
-  for line in (files.read_if_exists(path) or b"").splitlines():
-    try:
-      values = files.parse_json(line)
-    except ValueError:
-      continue
-    if isinstance(values, dict) and _is_number(values.get("step")):
-      rows.append({key: value for key, value in values.items() if _is_number(value)})
-  return sorted(rows, key=lambda row: row["step"])
 
 
 def _check_result(values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the valid values of a result, or {} if the file has another content."""
-  if not all(_is_number(values.get(key)) for key in ("steps", "train_seconds")):
+  if not all(forms.is_number(values.get(key)) for key in ("steps", "train_seconds")):
     return {}
   goodput, packages = (values[key] if isinstance(values.get(key), dict) else {} for key in ("goodput", "packages"))
-  return {key: value for key, value in values.items() if _is_number(value)} | {
-    "goodput": {key: value for key, value in goodput.items() if _is_number(value)},
+  return {key: value for key, value in values.items() if forms.is_number(value)} | {
+    "goodput": {key: value for key, value in goodput.items() if forms.is_number(value)},
     "packages": {key: value for key, value in packages.items() if isinstance(value, str)},
     **({"target": values["target"]} if forms.is_target_record(values.get("target")) else {}),
   }
@@ -226,16 +215,11 @@ def _read_plans(path: pathlib.Path) -> list[dict[str, Any]]:
   try:
     plans = files.parse_json(content)
     made = [each for each in plans if each["problem"] is None]
-    if not all(_is_number(each[key]) for each in made for key in ("hours", "core_days")):
+    if not all(forms.is_number(each[key]) for each in made for key in ("hours", "core_days")):
       raise ValueError("hours or core_days is not a number")
     return [each for each in made if each["rented"]]
   except (ValueError, LookupError, TypeError) as error:
     raise ConfigError(f"{path} was not written by vit_jax.plan ({error}). Fix or remove it") from error
-
-
-def _is_number(value: object) -> bool:
-  # Figures of runs are smaller. Larger numbers may overflow in calculations or drawings.
-  return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < forms.LARGEST
 
 
 def _is_evaluation_figure(key: str) -> bool:

@@ -58,7 +58,7 @@ class BucketAppender:
     self._written = time.monotonic()
 
   def _object(self, number: int) -> pathlib.Path:
-    return self._path.with_name(f"{self._path.name}.{number:04d}") if number else self._path
+    return _name_object(self._path, number)
 
   def keep(self, chosen: Callable[[bytes], bytes]) -> None:
     """Filters the content, starting at the last object. Stops at the first object of which some content is kept.
@@ -103,6 +103,20 @@ class BucketAppender:
   def close(self) -> None:
     """Writes the appended bytes to the bucket, like `flush`."""
     self.flush()
+
+
+def read_appended(path: pathlib.Path) -> bytes:
+  """Returns the content of a file on a disk, or of a sequence of objects in a bucket. A missing file has no content.
+
+  Args:
+    path: the file, or the first object.
+  """
+  objects = (files.read_if_exists(_name_object(path, number)) for number in itertools.count())
+  return b"".join(content for content in itertools.takewhile(lambda content: content is not None, objects) if content)
+
+
+def _name_object(path: pathlib.Path, number: int) -> pathlib.Path:
+  return path.with_name(f"{path.name}.{number:04d}") if number else path
 
 
 def open_append(path: pathlib.Path) -> AppendFile | BucketAppender:

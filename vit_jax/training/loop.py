@@ -24,7 +24,7 @@ from vit_jax.runtime import print_line
 from vit_jax.schema import ConfigError, format_amount, to_plain
 from vit_jax.schema.errors import NotFiniteError
 from vit_jax.storage import files
-from vit_jax.training import comparison, goodput, steps, writer
+from vit_jax.training import comparison, goodput, steps, time_to_target, writer
 from vit_jax.training.experiment import Eval, Experiment
 from vit_jax.training.training_log import TrainingLog, make_not_finite_error
 
@@ -61,6 +61,7 @@ def train(
     OSError: if a file cannot be written.
   """
   if result := load_result(workdir, experiment.total):
+    time_to_target.print_recorded_time(experiment.run.log.target, result.get("target"), workdir)
     return result
   with contextlib.ExitStack() as resources:
     watch = watch or resources.enter_context(runtime.Watch(experiment.run.limits))

@@ -1,12 +1,15 @@
 """Time to target: the step and the hours at which an evaluation of a run first reached a figure."""
 
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax import config
 from vit_jax.evals import selection
 from vit_jax.evals.metrics import FALLING, is_share
+from vit_jax.runtime import print_line
 from vit_jax.schema import ConfigError, suggest_nearest
+from vit_jax.training import writer
 from vit_jax.training.bound_run import BoundRun
 
 Record = dict[str, Any]  # the keys metric, value, step and hours. The last two are None until the target is reached
@@ -30,15 +33,20 @@ def check_target(run: BoundRun) -> None:
   known = [f"{name}/{figure}" for name in run.evals for figure in run.list_figure_names(name)]
   metric = selection.format_name(target.metric)
   if metric not in known:
-    raise ConfigError(f"the run does not measure {target.metric!r}.{suggest_nearest(metric, known)}", "metric")
+    remark = (
+      " The prefix 'test/' may be omitted." if any(name.startswith(f"{selection.TEST}/") for name in known) else ""
+    )
+    raise ConfigError(f"the run does not measure {target.metric!r}.{suggest_nearest(metric, known)}{remark}", "metric")
   if metric.endswith(("images", "entropy")):
     raise ConfigError(f"{target.metric!r} does not measure quality. Use another figure, such as a loss", "metric")
   if is_share(target.metric) and target.value > 1:
     raise ConfigError(f"expected a share between 0 and 1, got {target.value:g}. For 75 %, write 0.75", "value")
 
 
-def start_record(target: config.Target, stored: Record | None) -> Record | None:
+def start_record(target: config.Target, stored: Mapping[str, Any] | None) -> Record | None:
   """Returns the record of a run at the start of an attempt, or None without a target.
+
+  The caller adds the evaluations of earlier attempts with `add_recorded`.
 
   Args:
     target: the target of the run.
@@ -47,8 +55,8 @@ def start_record(target: config.Target, stored: Record | None) -> Record | None:
   if target.metric is None:
     return None
   wanted = {"metric": selection.format_name(target.metric), "value": target.value}
-  if stored is not None and stored | wanted == stored:
-    return stored
+  if stored is not None and {**stored, **wanted} == stored:
+    return dict(stored)
   return wanted | {"step": None, "hours": None}
 
 
@@ -66,6 +74,43 @@ def update_record(record: Record, step: int, figures: Mapping[str, float], secon
   if record["step"] is not None or value is None or not is_reached(record["metric"], value, record["value"]):
     return record
   return record | {"step": step, "hours": seconds / 3600}
+
+
+def add_recorded(record: Record, rows: Iterable[Mapping[str, float]]) -> Record:
+  """Returns the record after evaluations of earlier attempts, whose hours are unknown.
+
+  Args:
+    record: the record before.
+    rows: lines of metrics.jsonl, sorted by step.
+  """
+  for row in rows:
+    updated = update_record(record, int(row["step"]), row, 0.0)
+    if updated is not record:
+      return updated | {"hours": None}
+  return record
+
+
+def format_recorded(record: Mapping[str, Any]) -> str:
+  """Returns a line about a target that an earlier attempt reached."""
+  return f"{record['step']:>7}  reached {format_target(record)}, according to metrics.jsonl"
+
+
+def print_recorded_time(target: config.Target, stored: Mapping[str, Any] | None, workdir: pathlib.Path) -> None:
+  """Prints when a finished run reached a target that was set after its end.
+
+  Args:
+    target: the target of the command.
+    stored: the target in result.json.
+    workdir: the workdir.
+  """
+  record = start_record(target, stored)
+  if record is None or record == stored:
+    return
+  record = add_recorded(record, writer.read_rows(workdir))
+  print_line(
+    f"time to {format_target(record)}: {format_time(record)}, according to metrics.jsonl. result.json is not changed, "
+    "because the run is finished"
+  )
 
 
 def is_reached(metric: str, value: float, target: float) -> bool:

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import json
 import math
 import pathlib
 import time
@@ -72,13 +73,24 @@ class TrainingLog:
     # {evaluation: [number of steps at which it was measured, last of these steps]}
     every = {name: each.every for name, each in experiment.evals.items()}
     self._measured = about.get("measured", selection.count_measurements(every, start))
-    self._target = time_to_target.start_record(experiment.run.log.target, about.get("target"))
+    self._target = self._start_target(workdir, about.get("target"))
     self._drawing = 0.0  # seconds
     # Steps without warnings of the task. Features of a model that has barely been trained look like collapsed features.
     warmup = experiment.run.optim.args.get("warmup", schema.Duration("0"))
     self._early = max(experiment.steps_of(warmup), math.ceil(EARLY * experiment.total))
     self._problems = 0  # consecutive lines with a problem of the task; negative after the warning was printed
     self._waits = 0  # consecutive lines in which the devices waited for data; negative after the advice was printed
+
+  def _start_target(self, workdir: pathlib.Path, stored: time_to_target.Record | None) -> time_to_target.Record | None:
+    """Returns the time to target at the start. A new target may have been reached in an earlier attempt."""
+    record = time_to_target.start_record(self._experiment.run.log.target, stored)
+    if record is None or not self._start:
+      return record
+    record = time_to_target.add_recorded(record, writer.read_rows(workdir))
+    record = json.loads(runtime.gather_texts(json.dumps(record), "target")[0])  # other processes may see another disk
+    if record["step"] is not None and record != stored:
+      print_line(time_to_target.format_recorded(record))
+    return record
 
   def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:
     """Adds the metrics of a step, which the devices may not have completed.

@@ -12,9 +12,12 @@ from typing import IO
 import jax
 
 from vit_jax import runtime
+from vit_jax.checkpoints import forms
 from vit_jax.schema import ConfigError, texts
 from vit_jax.storage import append, files, paths
 from vit_jax.training import tensorboard
+
+METRICS = "metrics.jsonl"
 
 
 class Writer:
@@ -31,7 +34,7 @@ class Writer:
     self._active = active
     if not active:
       return
-    file = workdir / "metrics.jsonl"
+    file = workdir / METRICS
     chosen = functools.partial(_keep_until, start=start, again=again)
     if not paths.in_bucket(file):
       _drop_after(file, chosen)
@@ -130,6 +133,23 @@ class Trace:
         logging.warning("%s: the trace cannot be written (%s). The run continues", self._folder, str(error)[:200])
       else:
         runtime.print_line(f"wrote a trace. View it with: tensorboard {texts.format_flag('logdir', self._folder)}")
+
+
+def read_rows(workdir: pathlib.Path) -> list[dict[str, float]]:
+  """Returns the numbers in complete lines of metrics.jsonl, sorted by step. After a kill, the last line may be cut.
+
+  Args:
+    workdir: the workdir.
+  """
+  rows = []
+  for line in append.read_appended(workdir / METRICS).splitlines():
+    try:
+      values = files.parse_json(line)
+    except ValueError:
+      continue
+    if isinstance(values, dict) and forms.is_number(values.get("step")):
+      rows.append({key: value for key, value in values.items() if forms.is_number(value)})
+  return sorted(rows, key=lambda row: row["step"])
 
 
 def _drop_after(path: pathlib.Path, chosen: Callable[[IO[bytes]], bytes]) -> None:
