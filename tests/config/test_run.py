@@ -61,6 +61,16 @@ def test_measurement_has_limits_and_no_keys_of_a_run():
     ("seed", "none", r"config.seed: expected an integer of at least 0, got 'none'. Write a value such as 1$"),
     ("model", "ViT-S/16", r"config.model: 'ViT-S/16' is not a choice. Write dict\(name="),
     ("mesh", "3", r"config.mesh: '3' is not a set of named values"),
+    (
+      "log.target",
+      "0.9",
+      r"config.log.target: '0.9' is not a set .* --config.log.target.metric=test/top1 --config.log.t",
+    ),
+    (
+      "evals.valid.every",
+      "1%",
+      r"evals.valid.name=NAME. Existing entries: test. Did you mean --config.evals.test.every=1%",
+    ),
     ("optim.", "3", r"ends in a dot"),
     ("optim.lr.x", "3", r"config.optim has no group 'lr'"),
   ],

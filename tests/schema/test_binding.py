@@ -183,6 +183,11 @@ def test_arguments_without_a_name_belong_to_the_default():
     ({"named": {"x": {"name": "steady", "skale": 1}}}, "named.x.skale", "Did you mean 'scale'"),
     ({"named": {"x": 3}}, "named.x", "3 is not a choice"),
     (
+      {"named": {"ab": {"name": "steady"}, "b": {"by": 3}}},
+      "named.b",
+      "Existing entries: ab. Did you mean --c.named.ab.",
+    ),
+    (
       {"named": 3},
       "named",
       "3 is not a set of named entries. Set an entry with --c.named.NAME.name=.... Remove",

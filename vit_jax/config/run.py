@@ -54,7 +54,7 @@ class Target:
   """A value that a figure of a run is expected to reach. The run records the step and the hours when it does.
 
   Args:
-    metric: name of a figure of an evaluation, as in `validation/top1`.
+    metric: name of a figure of an evaluation, as in `validation/top1`. `top1` is short for `test/top1`.
     value: value of the figure. Shares are between 0 and 1. Losses and errors must fall to this value.
   """
 

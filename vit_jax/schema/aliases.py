@@ -123,6 +123,7 @@ FLAGS: dict[str, str] = {
 }  # fmt: skip
 # Names without a key here, with the reason.
 REMARKS: dict[str, str] = {
+  "target": "Write both flags: --config.log.target.metric=test/top1 --config.log.target.value=0.9",
   **dict.fromkeys(
     ("num_classes", "n_classes", "classes", "nb_classes", "num_labels", "n_class"),
     "The number of classes is determined by the data. Remove this key",

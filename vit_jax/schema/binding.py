@@ -8,6 +8,7 @@ contains the table: `crop: Annotated[Choice, CROPS]`. A second list of keys is t
 
 import collections.abc
 import dataclasses
+import difflib
 import functools
 import inspect
 import types
@@ -262,7 +263,9 @@ def _convert_dataclass(value: object, kind: type) -> Any:
   if isinstance(value, kind):
     return value
   fields = dataclasses.fields(kind)
-  if not isinstance(value, Mapping | ml_collections.ConfigDict):
+  named = isinstance(value, _GROUP) and isinstance(value.get("name"), Text)  # by a flag without a key, see `set_value`
+  if not isinstance(value, _GROUP) or (named and "name" not in map(get_config_key, fields)):
+    value = value["name"] if isinstance(value, _GROUP) else value
     names, remark = (
       [get_config_key(field) for field in fields],
       aliases.REMARKS.get(aliases.get_last_word(get_current_key())),
@@ -286,8 +289,29 @@ def _convert_mapping(value: object, kind: object) -> dict[str, Any]:
   result = {}
   for key, entry in value.items():
     with enter_key(str(key)):
-      result[str(key)] = convert(entry, kind)
+      try:
+        result[str(key)] = convert(entry, kind)
+      except ConfigError as error:
+        if _is_named(entry) or not isinstance(entry, _GROUP):
+          raise
+        raise ConfigError(error.message + _suggest_entry(str(key), entry, value)) from None
   return result
+
+
+def _is_named(entry: object) -> bool:
+  return isinstance(entry, Choice) or (isinstance(entry, _GROUP) and isinstance(entry.get("name"), str))
+
+
+def _suggest_entry(key: str, entry: Mapping[str, object], entries: Mapping[str, object]) -> str:
+  """Returns the end of a message about a new entry without a name: the existing entries, and flags for one of them."""
+  names = [str(name) for name, other in entries.items() if _is_named(other)]
+  if not names:
+    return ""
+  near = (difflib.get_close_matches(key, names, 1) or names)[0]
+  parent = get_current_key().removesuffix(key)
+  words = {name: suggestions.format_typed(each) for name, each in entry.items()}
+  flags = " ".join(texts.format_flag(f"{parent}{near}.{name}", word) for name, word in words.items() if word)
+  return f". Existing entries: {', '.join(names)}." + (f" Did you mean {flags}?" if flags else "")
 
 
 def _convert_tuple(value: object, kinds: tuple[object, ...]) -> tuple[Any, ...]:
