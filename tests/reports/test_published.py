@@ -8,7 +8,7 @@ import pytest
 
 from tests.reports import workdirs
 from tests.training.test_comparison import publish
-from vit_jax.reports import curves, published, recorded
+from vit_jax.reports import curves, page, published, recorded, verdict
 
 
 def read(folder, name="a", **changes):
@@ -40,7 +40,7 @@ def test_band_is_drawn_once_behind_the_accuracy_over_images(run):
   expected = published.compare_recorded_run(run).match.curve.compute_band(1.0)
   assert (band.low[1], band.high[1]) == (expected.low, expected.high)
   chapter = curves.make_chapter([run])
-  plain = curves.make_chapter([dataclasses.replace(run, run=with_certificate(run.run, "off"))])
+  plain = curves.make_chapter([with_certificate(run, "off")])
   changed = [a != b for a, b in zip(chapter.parts[0].svgs, plain.parts[0].svgs, strict=True)]
   titles = [panel.title for panel in curves.select_panels([run])]
   assert [title for title, other in zip(titles, changed, strict=True) if other] == ["top-1"]
@@ -48,8 +48,30 @@ def test_band_is_drawn_once_behind_the_accuracy_over_images(run):
   assert "grey area" not in plain.parts[0].about
 
 
+def test_first_chapter_names_the_last_verdict_and_links_to_the_table(run, tmp_path):
+  said = published.summarise_verdicts(run)
+  assert said.text.startswith("Compared with the published curve of recipe at 100 %: top-1 90.0 %, published 80.0 % (3")
+  assert said.text.endswith(": on track.") and said in verdict.make_chapter([run]).parts
+  html = page.render_page("", "", [verdict.make_chapter([run]), curves.make_chapter([run])])
+  (anchor,) = re.findall(r': on track. <a href="#([\w-]+)">Table</a>', html)
+  assert re.findall(rf'<h3 id="{anchor}">(.*?)</h3>', html) == ["a and the published curve of recipe"]
+  assert published.summarise_verdicts(with_certificate(run, "off")) is None
+
+
+def test_first_chapter_explains_a_stop_below_the_curve(run):
+  rows = [{"step": 3, "test/top1": 0.2}, {"step": 6, "test/top1": 0.1}]
+  below = dataclasses.replace(run, rows=rows, result={})
+  assert published.summarise_verdicts(below).text.endswith(": below.")
+  assert published.summarise_verdicts(with_certificate(below, "stop")).text.endswith(
+    ": below. The run stopped with exit code 46: top-1 is below the published curve of recipe twice in a row, at 25 "
+    "and 50 % of the schedule. The same command continues it with --config.log.certificate=report."
+  )
+
+
 def with_certificate(run, mode):
-  return dataclasses.replace(run, log=dataclasses.replace(run.log, certificate=mode))
+  return dataclasses.replace(
+    run, run=dataclasses.replace(run.run, log=dataclasses.replace(run.run.log, certificate=mode))
+  )
 
 
 def test_run_with_another_config_has_a_note_but_no_band(tmp_path, run):

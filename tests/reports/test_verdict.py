@@ -6,6 +6,7 @@ import json
 import pytest
 
 from tests.reports import workdirs
+from tests.training.test_comparison import publish
 from vit_jax.checkpoints import provenance
 from vit_jax.evals import intervals
 from vit_jax.reports import recorded, verdict
@@ -75,6 +76,8 @@ def test_time_to_target_is_a_row_of_a_run_and_a_column_of_several(tmp_path):
   table = next(part for part in verdict.make_chapter([reached, missed, running]).parts if hasattr(part, "rows"))
   column = list(table.head).index("time to test/top1 85.00 %")
   assert {row[0]: row[column] for row in table.rows} == {"a": "step 6, 1.25 h", "b": "not reached", "c": "step 12"}
+  (known,) = [dataclasses.replace(running, progress=record | {"step": 3})]  # from its newest checkpoint
+  assert (known.target["step"], known.target["hours"]) == (3, 1.25)
   other = with_target(tmp_path / "d", 0.95, finished=False)
   table = next(
     part for part in verdict.make_chapter([reached, other, read(tmp_path / "e")]).parts if hasattr(part, "rows")
@@ -149,15 +152,19 @@ def test_selection_on_the_test_split_is_reported(tmp_path):
   assert "by test/top1 (split 'test')" in words and "selected on 'test'" in words
 
 
-def test_evaluations_of_test_during_training_are_reported(tmp_path):
+def test_evaluations_of_test_during_training_are_reported(tmp_path, monkeypatch):
   run = read(tmp_path / "a")
   once = verdict.make_chapter([run]).parts[0].text
-  assert "during training" not in once
+  assert "Training measured" not in once
   early = [{"step": step, "test/top1": 0.5} for step in (3, 6)]
   words = verdict.make_chapter([dataclasses.replace(run, rows=[*early, *run.rows])]).parts[0].text
-  assert "Split 'test' was measured 2 times during training" in words
+  assert "Training measured split 'test' 3 times, 2 of them before the last step. If" in words
+  assert words.endswith("To avoid this, use a validation split: config.data.val, or config.data.validation.")
+  publish(run.run, 0.8, monkeypatch)
+  words = verdict.make_chapter([dataclasses.replace(run, rows=[*early, *run.rows])]).parts[0].text
+  assert words.endswith("Such a run is not compared with the published curve.")
   held = dataclasses.replace(validated(tmp_path / "b", 0.9, 0.9), rows=[{"step": 3, "val/top1": 0.5}, *run.rows])
-  assert "during training" not in verdict.make_chapter([held]).parts[0].text
+  assert "Training measured" not in verdict.make_chapter([held]).parts[0].text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from vit_jax import certificates, runtime, train
 from vit_jax.certificates import curves
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.data import digits
-from vit_jax.reports import published, recorded
+from vit_jax.reports import published, recorded, report
 from vit_jax.schema import to_plain
 from vit_jax.training import comparison, loop
 
@@ -65,6 +65,8 @@ def test_run_below_the_curve_stops_with_46_and_continues_with_report(parts, tmp_
     loop.train(with_certificate(parts, "stop"), tmp_path / "stopped")
   assert (again.value.code, str(again.value)) == (46, message)
   assert records(tmp_path / "stopped") == before and "compiled" not in capsys.readouterr().out
+  report.make_report([tmp_path / "stopped"], tmp_path / "stopped.html", limit=0)
+  assert "below. The run stopped with exit code 46: top-1 is" in (tmp_path / "stopped.html").read_text()
   continued = loop.train(with_certificate(parts, "report"), tmp_path / "stopped")
   assert continued["certificate"] == whole["certificate"]
   assert continued["weights_sha256"] == whole["weights_sha256"]

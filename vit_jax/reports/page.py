@@ -19,9 +19,15 @@ WORD = 14  # maximum number of characters of a word in a table's head that is ne
 
 
 class Paragraph(NamedTuple):
-  """A paragraph of plain text."""
+  """A paragraph of plain text.
+
+  Attributes:
+    text: the text.
+    table: title of a table on the page to which a link follows the text, or "".
+  """
 
   text: str
+  table: str = ""
 
 
 class Table(NamedTuple):
@@ -140,7 +146,9 @@ def render_page(title: str, about: str, chapters: Sequence[Chapter]) -> str:
     chapters: the chapters in order.
   """
   chapters = [chapter for chapter in chapters if chapter.parts]
-  return _load_template().render(title=title, about=about, chapters=chapters)
+  parts = [part for chapter in chapters for part in chapter.parts]
+  linked = list(dict.fromkeys(part.table for part in parts if isinstance(part, Paragraph) and part.table))
+  return _load_template().render(title=title, about=about, chapters=chapters, linked=linked)
 
 
 def embed_image(pixels: np.ndarray) -> str:

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax import certificates
+from vit_jax import certificates, runtime
 from vit_jax.evals import selection
-from vit_jax.reports.page import Table
+from vit_jax.reports.page import Paragraph, Table
 from vit_jax.reports.recorded import RecordedRun
 from vit_jax.training import comparison
 
@@ -67,6 +67,29 @@ def find_bands(runs: Sequence[RecordedRun]) -> list[PublishedBand]:
   return list(bands.values())
 
 
+def summarise_verdicts(run: RecordedRun) -> Paragraph | None:
+  """Returns the last verdict of a run with a link to the table of verdicts, or None without a verdict.
+
+  Args:
+    run: the run.
+  """
+  certificate = compare_recorded_run(run)
+  if not certificate or not certificate.verdicts:
+    return None
+  name = certificate.match.curve.name
+  text = f"Compared with the published curve of {name} at {certificate.format_verdict(certificate.verdicts[-1])}."
+  if run.run.log.certificate == "stop" and certificate.is_off_track and not run.result:
+    text += (
+      f" The run stopped with exit code {runtime.EXIT_OFF_TRACK}: {certificate.explain_off_track()}. The same command "
+      "continues it with --config.log.certificate=report."
+    )
+  return Paragraph(text, _make_title(run, certificate))
+
+
+def _make_title(run: RecordedRun, certificate: certificates.Certificate) -> str:
+  return f"{run.name} and the published curve of {certificate.match.curve.name}"
+
+
 def make_tables(runs: Sequence[RecordedRun]) -> list[Table]:
   """Returns a table of verdicts for each run that was compared with a published curve.
 
@@ -77,7 +100,6 @@ def make_tables(runs: Sequence[RecordedRun]) -> list[Table]:
   for run in runs:
     certificate = compare_recorded_run(run)
     if certificate and certificate.verdicts:
-      title = f"{run.name} and the published curve of {certificate.match.curve.name}"
       rows = [
         [
           f"{certificates.format_percent(each.fraction)} %",
@@ -90,7 +112,7 @@ def make_tables(runs: Sequence[RecordedRun]) -> list[Table]:
       ]
       tables.append(
         Table(
-          title,
+          _make_title(run, certificate),
           ["schedule", "top-1, %", "published mean, %", "expected, %", "verdict"],
           rows,
           certificate.format_start(),

@@ -9,6 +9,7 @@ from vit_jax import trees
 from vit_jax.evals import intervals, selection
 from vit_jax.evals.metrics import FALLING, is_share
 from vit_jax.evals.selection import Criterion, format_name
+from vit_jax.reports import published
 from vit_jax.reports.page import Chapter, Paragraph, Part, Table
 from vit_jax.reports.recorded import RecordedRun
 from vit_jax.schema import format_amount, to_plain
@@ -69,6 +70,7 @@ def _summarise_run(run: RecordedRun) -> list[Part]:
   ]
   parts: list[Paragraph | Table] = [
     Paragraph(f"{'. '.join(words)}. {warn_of_test_use([run])}".strip()),
+    *([compared] if (compared := published.summarise_verdicts(run)) else []),
     _make_origin_table(run),
     _make_expected_table(run),
     _make_figures_table(run),
@@ -95,13 +97,19 @@ def warn_of_test_use(runs: Sequence[RecordedRun]) -> str:
   early = [before for before, _ in times if before]
   if not early:
     return ""
-  during = f"{format_amount(max(early), 'time')} during training" + (
-    f", by {format_amount(len(early), 'run')}" * (len(runs) > 1)
+  before, last = max(times)
+  during = (
+    f"Training measured split 'test' {format_amount(before + last, 'time')}, {before} of them before the last step"
   )
-  return (
-    f"Split 'test' was measured {during}. If a setting or a step is selected by these figures, they are too high. "
-    "To avoid this, use a validation split: config.data.val, or config.data.validation."
+  during += f" (largest of {format_amount(len(early), 'run')})" * (len(runs) > 1)
+  compared = any((each := published.compare_recorded_run(run)) and not each.reason for run in runs)
+  advice = (
+    "To avoid this, hold out a validation split of the training images: config.data.train and config.data.val. Such a "
+    "run is not compared with the published curve."
+    if compared
+    else "To avoid this, use a validation split: config.data.val, or config.data.validation."
   )
+  return f"{during}. If a setting or a step is selected by these figures, they are too high. {advice}"
 
 
 def count_test_measurements(run: RecordedRun) -> tuple[int, int]:
