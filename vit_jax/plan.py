@@ -3,9 +3,9 @@
 The command compiles the train step of the config with the TPU compiler (pip install -e '.[tpu]'). No TPU is needed. For
 each slice it reports whether the run fits, the time of a step and its bottleneck, and the requirements of the whole
 run. The data of a dataset by name need not be present, because the catalog contains the number of images. Image
-folders and other files of your own must be present. `--search` searches for the fastest mesh, rematerialisation and
-micro-batches that fit. During compilation, a line on standard error reports every 15 seconds which program is compiled,
-and for how long.
+folders and other files of your own must be present. `--search` tries meshes, rematerialisation, micro-batches and fused
+attention, and lists the best combinations of hours and memory. During compilation, a line on standard error reports
+every 15 seconds which program is compiled, and for how long.
 
 The report marks runs with hosts that cannot feed their chips. Pass the measured number of images that one host prepares
 per second as `--host-rate`. By default this number is estimated from the cores of the host. The figures are not
@@ -20,7 +20,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from vit_jax import cli, config, models, runtime, schema
+from vit_jax import cli, config, models, runtime
 from vit_jax.config import flags
 from vit_jax.data import catalog
 from vit_jax.models import overview
@@ -46,8 +46,8 @@ def main(words: Sequence[str] | None = None) -> None:
     ConfigError: a flag or the config is invalid, or no plan is possible on any slice.
   """
   args, slices, run = parse_flags(words)
-  plans = []
-  kernels = schema.flatten_choices(run.model.args).get("attention") == "fused"
+  plans, fronts = [], []
+  kernels = search.is_fused(run) or (args.search and search.supports_fused(run))
   with (
     runtime.end_on_stop_signals(estimate.delete_schedules),
     Progress().print_regularly(INTERVAL) as progress,
@@ -67,9 +67,11 @@ def main(words: Sequence[str] | None = None) -> None:
         if args.json:  # after each plan, so that an error in the next one loses no result
           files.write_text(args.json, json.dumps([dataclasses.asdict(p) for p in plans + made], indent=2) + "\n")
       plans += search.rank_plans(made)
+      fronts += [search.find_pareto_front(made)] if args.search else []
   if all(plan.problem for plan in plans):
     raise ConfigError(describe_problems(plans))
-  print(f"\n{tables.format_plans(plans)}\n\n{tables.METHOD}")
+  text = [tables.format_plans(plans), *(tables.format_front(front) for front in fronts if front), tables.METHOD]
+  print("", *text, sep="\n\n")
 
 
 def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[hardware.Slice], BoundRun]:
@@ -89,7 +91,9 @@ def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[h
   parser.add_argument(
     "--topology", required=True, type=cli.parse_slices, help="slices, with commas between: v3-32, v3:4x4, 2xv5e-256"
   )
-  parser.add_argument("--search", action="store_true", help="try meshes, rematerialisation, scan and micro-batches")
+  parser.add_argument(
+    "--search", action="store_true", help="try meshes, rematerialisation, scan, micro-batches and fused attention"
+  )
   parser.add_argument("--parameters", action="store_true", help=cli.PARAMETERS)
   parser.add_argument("--json", type=cli.parse_path, metavar="FILE", help="also write the figures to this file")
   parser.add_argument("--price", type=float, metavar="PRICE", help="price per chip-hour, in any currency")

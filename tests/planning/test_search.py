@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from tests import runs
@@ -26,7 +27,7 @@ def plan(seconds, needed=1):
 def searched(answer):
   """Returns the plans of a search, and the requested candidates.
 
-  `answer(fsdp, remat, micro-batches)` is the plan of a candidate.
+  `answer(fsdp, remat, micro-batches)` is the plan of a candidate. With fused attention, micro-batches are negative.
   """
   asked = []
 
@@ -34,7 +35,8 @@ def searched(answer):
     assert slice_ == V3
     args = run.model.args
     assert args["scan"] == (args["remat"] != "none")
-    asked.append((run.mesh.fsdp, args["remat"], run.optim.args["accumulate"]))
+    fused, micro_batches = args["attention"].name == "fused", run.optim.args["accumulate"]
+    asked.append((run.mesh.fsdp, args["remat"], -micro_batches if fused else micro_batches))
     return answer(*asked[-1])
 
   return list(search.generate_plans(runs.imagenet(), V3, make_plan)), asked
@@ -42,10 +44,14 @@ def searched(answer):
 
 def test_micro_batches_are_doubled_while_steps_get_faster():
   seconds = {(1, 1): 3.0, (1, 2): 2.0, (1, 4): 2.5, (8, 1): 1.0, (8, 2): 1.5, (4, 1): 5.0, (4, 2): 5.0}
-  plans, asked = searched(lambda fsdp, remat, micro_batches: plan(seconds[fsdp, micro_batches]))
+  plans, asked = searched(lambda fsdp, remat, micro_batches: plan(seconds.get((fsdp, micro_batches))))
+  plans, asked, refined = plans[:7], asked[:7], asked[7:]
   assert asked == [(fsdp, "none", micro_batches) for fsdp, micro_batches in seconds]
   assert [p.step_seconds for p in plans] == list(seconds.values())
   assert [p.step_seconds for p in search.rank_plans(plans)] == sorted(seconds.values())
+  # The fastest plan has fsdp=8 and one micro-batch.
+  saving = ["none", "projections", "attention", "mlp", "full"]
+  assert refined == [(8, remat, 1) for remat in saving[1:]] + [(8, remat, -1) for remat in saving]
   assert plans[0].mesh == "data=8; unrolled, remat none, micro-batches 1"
 
 
@@ -57,7 +63,8 @@ def test_input_bound_plans_are_ranked_by_their_total_time():
 
 def test_micro_batches_stop_if_the_input_is_the_bottleneck():
   _, asked = searched(lambda *choice: dataclasses.replace(plan(1 / choice[2]), input_step_seconds=2.0))
-  assert [micro_batches for fsdp, _, micro_batches in asked if fsdp == 1] == [1, 2]
+  assert [micro_batches for fsdp, _, micro_batches in asked if fsdp == 1][:2] == [1, 2]
+  assert asked[2][0] == 8
 
 
 def test_memory_is_saved_step_by_step_until_a_run_fits():
@@ -67,6 +74,47 @@ def test_memory_is_saved_step_by_step_until_a_run_fits():
   assert first.mesh == "data=8; scan, remat mlp, micro-batches 2"
   saving = ["none", "projections", "attention", "mlp", "full"]
   assert [remat for _, remat, _ in asked[:14]] == saving + saving[:4] + saving
+  assert asked[-6:] == [(1, "full", 2), *((1, remat, -2) for remat in saving)]
+  assert search.find_pareto_front(plans) == [first]
+
+
+def test_fused_attention_is_described_and_keeps_the_other_choices():
+  made = []
+
+  def make_plan(run, slice_):
+    made.append(run.model.args["attention"])
+    return plan(1.0)
+
+  run = runs.imagenet(model__attention__qk_norm="rms")
+  plans = list(search.generate_plans(run, V3, make_plan))
+  assert plans[-1].mesh == "data=8; scan, remat full, micro-batches 1, fused attention"
+  assert (made[0].name, made[-1].name, made[-1].args["qk_norm"]) == ("xla", "fused", "rms")
+  resolved = runs.imagenet(model__attention__name="fused", model__attention__qk_norm="rms").model.args["attention"]
+  assert made[-1] == resolved and made[-1].args == resolved.args
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    dict(model__position__name="relative"),
+    dict(model__attention__dropout=0.1),
+    dict(model__attention__name="differential"),
+  ],
+)
+def test_fused_attention_is_not_tried_if_the_kernel_does_not_support_the_model(changes):
+  run = runs.imagenet(**changes)
+  assert not search.supports_fused(run)
+  plans = list(search.generate_plans(run, V3, lambda run, slice_: plan(1.0)))
+  assert plans and not any("fused" in p.mesh for p in plans)
+
+
+def test_pareto_front_has_the_plans_that_no_other_plan_surpasses():
+  rng = np.random.default_rng(0)
+  plans = [plan(float(s), int(b)) for s, b in rng.integers(1, 30, (60, 2))] + [plan(None, 1)]
+  front = search.find_pareto_front(plans)
+  fitting = {(p.step_seconds, p.hbm_bytes) for p in plans if p.fits}
+  best = {(s, b) for s, b in fitting if not any(t <= s and c <= b and (t, c) != (s, b) for t, c in fitting)}
+  assert [(p.step_seconds, p.hbm_bytes) for p in front] == sorted(best)
 
 
 def test_next_mesh_is_tried_if_saving_memory_does_not_help():

@@ -36,6 +36,14 @@ def test_cost_and_collectives_are_printed_if_known():
   assert collectives.endswith("all-reduce 3 x, 2.0 MB")
 
 
+def test_pareto_front_lists_hours_and_memory():
+  fast, small = (dataclasses.replace(GOOD, hours=h, hbm_bytes=b * 2**30, mesh=f"data={h}") for h, b in ((2, 9), (3, 4)))
+  heading, *lines = tables.format_front([fast, small]).splitlines()
+  assert heading == "v3-8: fewest hours to least memory (no other plan has less of both):"
+  assert [line.split(" of ")[0] for line in lines] == ["  2.0 hours, 9.0", "  3.0 hours, 4.0"]
+  assert lines[1].endswith("GiB: data=3")
+
+
 def test_parts_and_kinds_of_a_step_are_lines_with_their_shares():
   divided = {"parts": {"student": 0.01, "collectives": 0.0025}, "kinds": {"attention": 0.00125}}
   _, _, parts, kinds = tables.format_plans([dataclasses.replace(GOOD, **divided)]).splitlines()

@@ -1,17 +1,41 @@
-"""A search for the fastest mesh, rematerialisation and number of micro-batches that fit a slice."""
+"""A search for the fastest settings that fit a slice, and for settings that need less memory.
+
+The settings are the mesh, scanned layers with rematerialisation, the number of micro-batches, and fused attention.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from vit_jax import config
+from vit_jax import config, schema
+from vit_jax.models import vit_choices
 from vit_jax.parallel import hardware
 from vit_jax.planning.estimate import Plan
+from vit_jax.schema.signatures import read_keywords
 from vit_jax.training.bound_run import BoundRun
 
 # (scan, remat) in the order of their cost: first without savings, then from the cheapest method that saves memory.
 SAVINGS = ((False, "none"), (True, "projections"), (True, "attention"), (True, "mlp"), (True, "full"))
 MICRO_BATCHES = (1, 2, 4, 8)
+
+
+class Settings(NamedTuple):
+  """The settings that the search varies.
+
+  Attributes:
+    mesh: the mesh.
+    scan: whether the layers are scanned.
+    remat: policy of rematerialisation.
+    micro_batches: number of micro-batches of a step.
+    fused: whether attention is one fused kernel.
+  """
+
+  mesh: config.Mesh
+  scan: bool
+  remat: str
+  micro_batches: int
+  fused: bool
 
 
 def generate_plans(
@@ -20,25 +44,27 @@ def generate_plans(
   """Yields plans of a run for all suitable meshes of a slice, each as soon as it is made.
 
   For each mesh, the first rematerialisation that fits is used. The number of micro-batches is then doubled as long as
-  this is faster.
+  this is faster. With the mesh and the micro-batches of the fastest plan, all kinds of rematerialisation are then
+  tried, with and without fused attention.
 
   Args:
     run: a completed run.
     slice_: the slice to plan for.
     make_plan: function that plans a modified run on the slice. It usually compiles the run.
   """
+  plans: dict[Settings, Plan] = {}
+  fused = is_fused(run)
   for mesh in list_meshes(slice_):
     fastest = math.inf
     for micro_batches in MICRO_BATCHES:
       plan = None
       for scan, remat in SAVINGS:
-        changed = _replace_choices(run, mesh, scan, remat, micro_batches)
+        settings = Settings(mesh, scan, remat, micro_batches, fused)
+        changed = apply_settings(run, settings)
         if changed is None:
           continue
-        plan = make_plan(changed, slice_)
-        layers = "scan" if scan else "unrolled"
-        choices = f"{plan.mesh}; {layers}, remat {remat}, micro-batches {micro_batches}"
-        yield dataclasses.replace(plan, mesh=choices)
+        plan = plans[settings] = make_plan(changed, slice_)
+        yield _describe(plan, settings)
         if plan.fits or not plan.hbm_bytes:  # rematerialisation cannot change a problem without `hbm_bytes`
           break
       if plan is None:
@@ -47,6 +73,22 @@ def generate_plans(
       if not faster and (fastest < math.inf or not plan.hbm_bytes):
         break
       fastest = plan.pace if faster else fastest
+  fitting = [settings for settings, plan in plans.items() if plan.fits]
+  if fitting:
+    best = min(fitting, key=lambda settings: plans[settings].pace)
+    for use in (False, True):
+      for scan, remat in SAVINGS:
+        settings = best._replace(scan=scan, remat=remat, fused=use)
+        changed = None if settings in plans else apply_settings(run, settings)
+        if changed is not None:
+          yield _describe(make_plan(changed, slice_), settings)
+
+
+def _describe(plan: Plan, settings: Settings) -> Plan:
+  """Returns the plan with a description of all settings in its `mesh`."""
+  choices = [plan.mesh, "scan" if settings.scan else "unrolled", f"remat {settings.remat}"]
+  choices += [f"micro-batches {settings.micro_batches}", *(["fused attention"] if settings.fused else [])]
+  return dataclasses.replace(plan, mesh=f"{choices[0]}; {', '.join(choices[1:])}")
 
 
 def rank_plans(plans: Sequence[Plan]) -> list[Plan]:
@@ -55,6 +97,19 @@ def rank_plans(plans: Sequence[Plan]) -> list[Plan]:
   Plans that are input-bound at the same rate are ordered by the time of their steps.
   """
   return sorted(plans, key=lambda plan: (not plan.fits, plan.pace, plan.step_seconds))
+
+
+def find_pareto_front(plans: Sequence[Plan]) -> list[Plan]:
+  """Returns the plans that fit and that no other plan surpasses in both time and memory, the fastest first.
+
+  Args:
+    plans: plans of one slice.
+  """
+  front: list[Plan] = []
+  for plan in sorted(plans, key=lambda plan: (plan.pace, plan.hbm_bytes)):
+    if plan.fits and (not front or plan.hbm_bytes < front[-1].hbm_bytes):
+      front.append(plan)
+  return front
 
 
 def list_meshes(slice_: hardware.Slice) -> list[config.Mesh]:
@@ -79,10 +134,36 @@ def list_meshes(slice_: hardware.Slice) -> list[config.Mesh]:
   ]
 
 
-def _replace_choices(run: BoundRun, mesh: config.Mesh, scan: bool, remat: str, micro_batches: int) -> BoundRun | None:
-  """Returns the run with these choices, or None if its model does not support them."""
-  keys = run.model.args.keys()
-  if not {"scan", "remat"} <= keys and remat != "none":
+def supports_fused(run: BoundRun) -> bool:
+  """Returns true if the run has attention of XLA that the fused kernel can replace."""
+  attention = run.model.args.get("attention")
+  if not isinstance(attention, schema.Choice) or attention.name != "xla" or attention.args["dropout"]:
+    return False
+  return run.model.args["position"].name != "relative"
+
+
+def is_fused(run: BoundRun) -> bool:
+  """Returns true if the attention of a run is one fused kernel."""
+  attention = run.model.args.get("attention")
+  return isinstance(attention, schema.Choice) and attention.name == "fused"
+
+
+def apply_settings(run: BoundRun, settings: Settings) -> BoundRun | None:
+  """Returns the run with these settings, or None if its model does not support them.
+
+  Args:
+    run: a completed run.
+    settings: the settings.
+  """
+  keys, model = run.model.args.keys(), run.model
+  if not {"scan", "remat"} <= keys and settings.remat != "none":
     return None
-  model = run.model.replace(scan=scan, remat=remat) if "scan" in keys else run.model
-  return dataclasses.replace(run, mesh=mesh, model=model, optim=run.optim.replace(accumulate=micro_batches))
+  if "scan" in keys:
+    model = model.replace(scan=settings.scan, remat=settings.remat)
+  if settings.fused != is_fused(run):
+    if not (settings.fused and supports_fused(run)):
+      return None
+    args = {name: model.args["attention"].args[name] for name in read_keywords(vit_choices.FusedAttention)}
+    model = model.replace(attention=schema.bind(schema.Choice("fused", args), (vit_choices.FusedAttention,)))
+  optim = run.optim.replace(accumulate=settings.micro_batches)
+  return dataclasses.replace(run, mesh=settings.mesh, model=model, optim=optim)

@@ -117,6 +117,19 @@ def _format_whole_run(plan: Plan) -> str:
   )
 
 
+def format_front(front: Sequence[Plan]) -> str:
+  """Returns the trade-off between hours and memory: a line for each plan of a Pareto front.
+
+  Args:
+    front: plans that fit, at least one, the fastest first.
+  """
+  lines = [
+    f"  {_format_hours(plan.hours)}, {plan.hbm_bytes / 2**30:.1f} of {plan.hbm_limit / 2**30:.1f} GiB: {plan.mesh}"
+    for plan in front
+  ]
+  return "\n".join([f"{front[0].rented}: fewest hours to least memory (no other plan has less of both):", *lines])
+
+
 def format_plans(plans: Sequence[Plan]) -> str:
   """Returns a table with a row for each plan that runs, followed by notes.
 
