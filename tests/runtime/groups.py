@@ -41,6 +41,12 @@ def raise_error(error):
   raise error
 
 
+def print_quiet(processes):
+  """Prints the processes that send no signs of life."""
+  if processes:
+    print("quiet:", *processes, flush=True)
+
+
 def make_split(images):
   """Returns a split with a number of images."""
   source = sources.Source("pets", "test", ("cat",), images, lambda i: (b"", 0), str)
@@ -73,6 +79,8 @@ def run_process(group):
   error = {"talk": AssertionError("a bug"), "mistake": ConfigError("mine alone")}.get(group)
   with runtime.Watch(limits) as watching:
     print("ready", flush=True)
+    if group == "silent":
+      poll_steps(watching, lambda poll: print_quiet(watching._peers.find_quiet()))
     poll_steps(watching, act_in_one_process(1, lambda: raise_error(error) if error else None))
 
 

@@ -47,5 +47,14 @@ def test_bug_has_exit_code_1_and_keeps_its_traceback(error):
   assert runtime.describe_exit(error) == (1, "")
 
 
+def test_message_names_the_process_that_died_if_it_is_known():
+  error = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
+  for names, start in (
+    ({}, "another process of this run died (UNKNOWN: Gloo"),
+    ({"gone": "process 1"}, "process 1 died ("),
+  ):
+    assert runtime.describe_exit(error, alone=False, **names)[1].startswith(start)
+
+
 def test_lost_peer_is_a_bug_in_a_single_process():
   assert runtime.describe_exit(jax.errors.JaxRuntimeError("Gloo: closed by peer"))[0] == 1

@@ -77,6 +77,7 @@ def test_silent_process_is_named(group):
   codes, texts = group("silent")
   assert codes == [134]
   assert "process 1 has been silent for 10 s" in texts[0]
+  assert "quiet: 1\n" in texts[0]
 
 
 @pytest.mark.long

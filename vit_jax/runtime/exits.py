@@ -90,12 +90,15 @@ class Stop(Exception):
     self.code = code
 
 
-def describe_exit(error: BaseException, alone: bool = True) -> tuple[int, str]:
+def describe_exit(
+  error: BaseException, alone: bool = True, gone: str = "another process of this run"
+) -> tuple[int, str]:
   """Returns the exit code and the message for an exception that ends a program.
 
   Args:
     error: the exception.
     alone: true if the program has one process.
+    gone: name of the process that has died, if XLA's error does not name it.
 
   Returns:
     (exit code, message). The message is "" if the traceback is more informative.
@@ -128,7 +131,6 @@ def describe_exit(error: BaseException, alone: bool = True) -> tuple[int, str]:
     if not alone and any(mark in text for mark in _GONE):
       return (
         EXIT_PEER,
-        f"another process of this run died ({text.splitlines()[0][:160]}). Check how it ended, and start all "
-        "processes again",
+        f"{gone} died ({text.splitlines()[0][:160]}). Check how it ended, and start all processes again",
       )
   return EXIT_BUG, ""

@@ -15,6 +15,7 @@ import jax
 from vit_jax.runtime import exchange, exits
 
 PAUSE = 0.25  # seconds between two reads of the store
+QUIET = 3.0  # seconds without a sign of life after which a process counts as dead if XLA reports that a process died
 LINGER = 5.0  # seconds that process 0, which owns the store, waits so that the others can read why it ends
 GRACE = 2.0  # seconds that this process has to end by itself for the same reason as another process
 _runs = itertools.count()
@@ -134,6 +135,15 @@ class Peers:
   def _silent(self) -> list[int]:
     """Returns the processes that send no sign of life although the store answers."""
     return [i for i, (_, since, _) in self._seen.items() if self._heard - since > self._patience]
+
+  def find_quiet(self) -> list[int]:
+    """Returns the processes that have recently sent no sign of life, which are sent once a second.
+
+    If process 0, which owns the store, does not answer, the state of the others is unknown and the result is [0].
+    """
+    if self._me and time.monotonic() - self._heard > QUIET:
+      return [0]
+    return [i for i, (_, since, _) in self._seen.items() if self._heard - since > QUIET and i not in self._ends]
 
   def describe_behind(self, polls: int) -> str:
     """Returns a phrase that compares the positions of the other processes with the position of this process.

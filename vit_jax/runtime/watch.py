@@ -183,7 +183,10 @@ class Watch:
     self._reported = True
     code, message = exits.describe_exit(error, alone=False)
     if code == exits.EXIT_PEER:
-      self.leave(*(self._peers.reason(ACT) or (code, message)))
+      known = self._peers.reason(ACT)
+      if not known and (quiet := self._peers.find_quiet()):  # a process that was killed reports no reason
+        code, message = exits.describe_exit(error, alone=False, gone=f"process {', '.join(map(str, quiet))}")
+      self.leave(*(known or (code, message)))
     if code == exits.EXIT_BUG:
       exits.print_last_message("".join(traceback.format_exception(error)))
       self.leave(code, f"this is a bug; {self._again}")
@@ -340,9 +343,12 @@ class Watch:
       self._peers.describe_behind(self._polls) if self._peers else "",
     ]
     details = "".join(f"; {text}" for text in whom if text)
+    later = self._later
+    if self._peers and self._phase in ("step", "data", "evaluation"):
+      later += ". If it stops here again, a process may be stuck, or read other data than the others"
     what = f"no progress for {round(limit, 1):g} s in {self._phase} (config.limits.{key})"
     self.leave(exits.EXIT_HANG, f"{what}{details}; "
-                                f"the stacks of all threads are above; {self._later}")  # fmt: skip
+                                f"the stacks of all threads are above; {later}")  # fmt: skip
 
   def compute_pace(self, phase: str) -> float:
     """Returns the median of the seconds between polls in a phase, or 0 before the first poll."""
