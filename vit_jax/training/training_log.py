@@ -86,8 +86,9 @@ class TrainingLog:
     record = time_to_target.start_record(self._experiment.run.log.target, stored)
     if record is None or not self._start:
       return record
-    record = time_to_target.add_recorded(record, writer.read_rows(workdir))
-    record = json.loads(runtime.gather_texts(json.dumps(record), "target")[0])  # other processes may see another disk
+    if jax.process_index() == 0:  # other processes may see another disk
+      record = time_to_target.add_recorded(record, writer.read_rows(workdir))
+    record = json.loads(runtime.gather_texts(json.dumps(record), "target")[0])
     if record["step"] is not None and record != stored:
       print_line(time_to_target.format_recorded(record))
     return record
