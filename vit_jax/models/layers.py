@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from einops import rearrange
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from vit_jax.models.convolution import conv
@@ -70,7 +71,7 @@ def dropout(x: Float[Tensor, "*x"], rate: float, key: PRNGKey | None) -> Float[A
   # axis. Batches then stay sharded.
   words = jax.random.bits(key, (*x.shape[:-1], (x.shape[-1] + 1) // 2), jnp.uint32)
   bits = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
-  return jnp.where(bits < keep, x * (65536 / keep), 0)
+  return jnp.where(checkpoint_name(bits < keep, "dropout/mask"), x * (65536 / keep), 0)
 
 
 def drop_path(x: Float[Tensor, " B *x"], rate: Scalar, key: PRNGKey | None) -> Float[Array, " B *x"]:
