@@ -124,7 +124,7 @@ def format_front(front: Sequence[Plan]) -> str:
     front: plans that fit, at least one, the fastest first.
   """
   lines = [
-    f"  {_format_hours(plan.hours)}, {plan.hbm_bytes / 2**30:.1f} of {plan.hbm_limit / 2**30:.1f} GiB: {plan.mesh}"
+    f"  {_format_hours(plan.hours)}, {plan.hbm_bytes / 2**30:.2f} of {plan.hbm_limit / 2**30:.1f} GiB: {plan.mesh}"
     for plan in front
   ]
   return "\n".join([f"{front[0].rented}: fewest hours to least memory (no other plan has less of both):", *lines])
