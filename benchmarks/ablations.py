@@ -35,7 +35,7 @@ from vit_jax.sweeps.trials import Trial, group_settings
 MARGIN = 2.0  # points; settings with a smaller difference count as equal
 APPEARS, REVERSED, UNDECIDED = "appears", "reversed", "not decided"
 SEEDS = Annotated[int, schema.Range(2, 1000)]  # an interval needs two runs
-QUICK = {  # keys that a sweep sets keep the values of the sweep
+QUICK_OVERRIDES = {  # values of a sweep take precedence
   "model.depth": "1",
   "model.width": "16",
   "model.heads": "1",
@@ -93,12 +93,12 @@ def main() -> None:
   arguments = parser.parse_args()
   prepare_dataset("digits")
   began, groups = time.perf_counter(), [] if arguments.quick else pool.divide_devices(2)
-  overrides = QUICK if arguments.quick else {}
+  overrides = QUICK_OVERRIDES if arguments.quick else {}
   seeds = arguments.seeds or (2 if arguments.quick else None)
   sections: list[str] = []
   records: dict[str, Any] = {}
   for name in arguments.only:
-    ablation = keep_one_claim(ABLATIONS[name]) if arguments.quick else ABLATIONS[name]
+    ablation = select_first_claim(ABLATIONS[name]) if arguments.quick else ABLATIONS[name]
     rows = summarize(ablation, trials := train_ablation(name, ablation, arguments.workdir, overrides, seeds, groups))
     sections.append(f"## {name}\n\n{format_tables(ablation, rows)}")
     records[name] = make_record(ablation, rows) | {"trials": [trial.to_json() for trial in trials]}
@@ -120,7 +120,7 @@ def parse_names(text: str) -> list[str]:
   return list(dict.fromkeys(text.split(",")))
 
 
-def keep_one_claim(ablation: Ablation) -> Ablation:
+def select_first_claim(ablation: Ablation) -> Ablation:
   """Returns the first claim that compares two settings of an ablation, with these settings."""
   claim = next(each for each in ablation.claims if {each.first, each.second} <= {*ablation.settings})
   return Ablation(tuple(name for name in ablation.settings if name in (claim.first, claim.second)), (claim,))

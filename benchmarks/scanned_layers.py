@@ -1,10 +1,10 @@
 """Compares scanned with unrolled layers: time and memory of a train step on TPUs, and time of its compilation.
 
-    python -m benchmarks.scanned_layers [--models=B/16,L/16,H/14] [--topologies=v3-32,v5e-64] [--short] [--json=FILE]
+    python -m benchmarks.scanned_layers [--models=B/16,L/16] [--topologies=v3-32,v5e-64] [--extrapolate] [--json=FILE]
 
 The TPU compiler compiles the runs of `benchmarks.tpu_step` with XLA's attention and 32 images per device. The step is
 the compiler's estimate without collectives. The memory is that of temporary values. Compilation is measured in seconds
-of CPU time, because other programs may use the same cores. `--short` compiles unrolled models with four and eight
+of CPU time, because other programs may use the same cores. `--extrapolate` compiles unrolled models with four and eight
 blocks, and extrapolates their figures to all blocks. Needs `pip install -e '.[tpu]'` and no TPU. An unrolled H/14 needs
 about 15 GB of memory and ten minutes on two cores.
 """
@@ -25,7 +25,7 @@ from vit_jax.storage import files
 
 Figures = dict[str, float]
 UNITS = {"step": 1, "bytes": 2**30, "compilation": 1}
-DEPTHS = (4, 8)  # blocks of the models from which `--short` extrapolates
+DEPTHS = (4, 8)  # blocks of the models from which `--extrapolate` extrapolates
 
 
 def measure(model: str, slice_: hardware.Slice, schedules: pathlib.Path, fsdp: bool, **arguments: Any) -> Figures:
@@ -81,7 +81,7 @@ def main() -> None:
   parser.add_argument("--models", default="B/16,L/16,H/14", help="sizes and patches, separated by commas")
   parser.add_argument("--topologies", type=cli.parse_slices, default="v3-32,v5e-64", help="slices")
   parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices")
-  parser.add_argument("--short", action="store_true", help="extrapolate the figures of unrolled layers")
+  parser.add_argument("--extrapolate", action="store_true", help="extrapolate the figures of unrolled layers")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
   args = parser.parse_args()
   heads = ("ms a step", "GiB", "CPU s")
@@ -91,7 +91,7 @@ def main() -> None:
   with estimate.use_tpu_compiler(kernels=False) as schedules:
     for model in args.models.split(","):
       for slice_ in args.topologies:
-        if args.short:
+        if args.extrapolate:
           short, long = (measure(model, slice_, schedules, args.fsdp, depth=depth) for depth in DEPTHS)
           unrolled = extrapolate(short, long, vit.SIZES[model.split("/")[0]][1])
         else:

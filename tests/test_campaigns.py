@@ -55,7 +55,7 @@ def test_every_campaign_rejects_words_without_a_case():
 # digits like `kills` does.
 SHORT = [
   ("kills", "1", "--recipe=dinov2"),
-  ("processes", "--pair", "sigkill_of_process_0"),
+  ("processes", "--two-processes", "sigkill_of_process_0"),
   ("disk", "full at the result", "checkpoints removed"),
   ("buckets", "forbidden from the start"),
   ("images", "png"),

@@ -1,9 +1,11 @@
-"""Disturbs runs of four processes with two devices each: python -m tests.campaigns.processes [--pair] [WORD ...]
+"""Disturbs runs of several processes with two devices each.
+
+    python -m tests.campaigns.processes [--two-processes] [WORD ...]
 
 Each scenario is a fault, with the exit codes and messages that must follow within a time limit. If the run can
 continue, it is restarted. Its weights must then equal those of an undisturbed run, bit for bit on the same devices.
 
-With --pair, the runs have two processes, and the campaign contains only the scenarios in `PAIRED`.
+The runs have four processes. With --two-processes they have two, and only the scenarios in `PAIRED` are run.
 
 The campaign prints `N passed, M failed`. The exit code is 1 if a scenario failed. A scenario takes about half a minute
 on two cores.
@@ -276,10 +278,12 @@ def main() -> int:
   """Runs the scenarios that the words of the command line select, and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.processes", description=__doc__)
   parser.add_argument("words", nargs="*", help="run only scenarios with names that contain one of these words")
-  parser.add_argument("--pair", action="store_true", help="two processes, and only the scenarios that need no more")
+  parser.add_argument(
+    "--two-processes", action="store_true", help="two processes, and only the scenarios that need no more"
+  )
   args = parser.parse_args()
-  failed, names = 0, choose(parser, PAIRED if args.pair else SCENARIOS, args.words)
-  groups.COUNT = 2 if args.pair else groups.COUNT
+  failed, names = 0, choose(parser, PAIRED if args.two_processes else SCENARIOS, args.words)
+  groups.COUNT = 2 if args.two_processes else groups.COUNT
   with tempfile.TemporaryDirectory() as root:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{root}/programs"
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

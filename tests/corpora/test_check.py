@@ -127,11 +127,7 @@ def test_images_that_change_their_split_after_a_move_are_counted(photos, tmp_pat
   lines, count, _ = check.check_images(photos)
   assert count == len(before["test"]) and not any("have changed" in line for line in lines)
   lines, _, _ = check.check_images(photos, tmp_path / "aside")
-  (line,) = [
-    line
-    for line in lines
-    if line.startswith("only if you have trained on this folder: its splits have changed, so start ")
-  ]
+  (line,) = [line for line in lines if line.startswith("the default splits of this folder have changed: ")]
   now = members()
   moved = {other: len(now["test"] & before[other]) for other in ("train", "val")}
   assert moved["train"] + moved["val"] == len(now["test"])
@@ -140,7 +136,7 @@ def test_images_that_change_their_split_after_a_move_are_counted(photos, tmp_pat
     f"split 'test': {count} images before, {len(now['test'])} now, {moved['train']} of them from split 'train', which "
     f"was trained on, {moved['val']} of them from split 'val'"
   ) in line
-  assert "start these runs again, each in another --workdir: " in line
+  assert line.endswith("If runs were trained on this folder, restart each of them in a new --workdir")
 
 
 @pytest.mark.parametrize("aside", ["", "bad", "cat/bad", "link"])

@@ -39,7 +39,7 @@ def test_cost_and_collectives_are_printed_if_known():
 def test_pareto_front_lists_hours_and_memory():
   fast, small = (dataclasses.replace(GOOD, hours=h, hbm_bytes=b * 2**30, mesh=f"data={h}") for h, b in ((2, 9), (3, 4)))
   heading, *lines = tables.format_front([fast, small]).splitlines()
-  assert heading == "v3-8: fewest hours to least memory (no other plan has less of both):"
+  assert heading == "v3-8: best trade-offs between hours and memory, fastest first:"
   assert [line.split(" of ")[0] for line in lines] == ["  2.0 hours, 9.00", "  3.0 hours, 4.00"]
   assert lines[1].endswith("GiB: data=3")
 

@@ -155,16 +155,16 @@ def test_selection_on_the_test_split_is_reported(tmp_path):
 def test_evaluations_of_test_during_training_are_reported(tmp_path, monkeypatch):
   run = read(tmp_path / "a")
   once = verdict.make_chapter([run]).parts[0].text
-  assert "Training measured" not in once
+  assert "was measured" not in once
   early = [{"step": step, "test/top1": 0.5} for step in (3, 6)]
   words = verdict.make_chapter([dataclasses.replace(run, rows=[*early, *run.rows])]).parts[0].text
-  assert "Training measured split 'test' 3 times, 2 of them before the last step. If" in words
+  assert "During training, split 'test' was measured 3 times, 2 of them before the last step. If" in words
   assert words.endswith("To avoid this, use a validation split: config.data.val, or config.data.validation.")
   publish(run.run, 0.8, monkeypatch)
   words = verdict.make_chapter([dataclasses.replace(run, rows=[*early, *run.rows])]).parts[0].text
-  assert words.endswith("Such a run is not compared with the published curve.")
+  assert words.endswith("A run with a validation split is not compared with the published curve.")
   held = dataclasses.replace(validated(tmp_path / "b", 0.9, 0.9), rows=[{"step": 3, "val/top1": 0.5}, *run.rows])
-  assert "Training measured" not in verdict.make_chapter([held]).parts[0].text
+  assert "was measured" not in verdict.make_chapter([held]).parts[0].text
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,8 @@ def test_run_below_the_curve_stops_with_46_and_continues_with_report(parts, tmp_
   with pytest.raises(runtime.Stop) as stopped:
     loop.train(with_certificate(parts, "stop"), tmp_path / "stopped")
   assert stopped.value.code == runtime.EXIT_OFF_TRACK == 46
-  assert "is below the published curve of recipe twice in a row, at 25 and 50 % of the schedule. Step 2 is saved" in (
-    message := str(stopped.value)
-  )
+  message = str(stopped.value)
+  assert "below the expected range of recipe at two consecutive verdicts, after 25 and 50 % of the schedule" in message
   assert "the same command with --config.log.certificate=report continues from it" in message
   assert message.endswith(f". Show the curve: python -m vit_jax.report {tmp_path}/stopped")
   text = capsys.readouterr().out
@@ -66,7 +65,7 @@ def test_run_below_the_curve_stops_with_46_and_continues_with_report(parts, tmp_
   assert (again.value.code, str(again.value)) == (46, message)
   assert records(tmp_path / "stopped") == before and "compiled" not in capsys.readouterr().out
   report.make_report([tmp_path / "stopped"], tmp_path / "stopped.html", limit=0)
-  assert "below. The run stopped with exit code 46: top-1 is" in (tmp_path / "stopped.html").read_text()
+  assert "below. The run stopped with exit code 46: top-1 was" in (tmp_path / "stopped.html").read_text()
   continued = loop.train(with_certificate(parts, "report"), tmp_path / "stopped")
   assert continued["certificate"] == whole["certificate"]
   assert continued["weights_sha256"] == whole["weights_sha256"]
@@ -97,7 +96,7 @@ def test_runs_on_track_or_with_another_config_do_not_stop(parts, tmp_path, monke
   [
     (1, {}, None),
     (2, {}, "the run has fewer than two verdicts before its end"),
-    (4, {}, "Evaluate more often, such as --config.evals.test.every=5%"),
+    (4, {}, "Evaluate more often, for example with --config.evals.test.every=5%"),
     (1, {"refused": ["optim.lr: 1 -> 2"]}, "the run is not compared with the published curve"),
     (1, None, "no curve is published for this model, dataset and task"),
   ],

@@ -91,7 +91,9 @@ ROWS = [
 
 def test_evaluations_of_earlier_attempts_count_without_hours():
   def find(value, stored=None):
-    return time_to_target.add_recorded(time_to_target.start_record(config.Target("test/top1", value), stored), ROWS)
+    return time_to_target.add_logged_evaluations(
+      time_to_target.start_record(config.Target("test/top1", value), stored), ROWS
+    )
 
   assert find(0.5) == {"metric": "test/top1", "value": 0.5, "step": 6, "hours": None}
   assert find(0.95)["step"] is None
@@ -120,12 +122,12 @@ def test_target_that_is_set_at_a_restart_counts_from_the_first_step(tmp_path, ca
 
 def test_target_of_a_finished_run_is_found_in_its_metrics(tmp_path, capsys):
   (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-  time_to_target.print_recorded_time(TOP1, None, tmp_path)
+  time_to_target.print_target_of_finished_run(TOP1, None, tmp_path)
   assert "time to test/top1 50.00 %: step 6, according to metrics.jsonl. result.json is" in capsys.readouterr().out
-  time_to_target.print_recorded_time(config.Target("top1", 0.95), walk(TOP1, []), tmp_path)
+  time_to_target.print_target_of_finished_run(config.Target("top1", 0.95), walk(TOP1, []), tmp_path)
   assert "time to test/top1 95.00 %: not reached, according to" in capsys.readouterr().out
-  time_to_target.print_recorded_time(TOP1, walk(TOP1, [(6, {"top1": 0.6})]), tmp_path)
-  time_to_target.print_recorded_time(config.Target(), None, tmp_path)
+  time_to_target.print_target_of_finished_run(TOP1, walk(TOP1, [(6, {"top1": 0.6})]), tmp_path)
+  time_to_target.print_target_of_finished_run(config.Target(), None, tmp_path)
   assert capsys.readouterr().out == ""
 
 

@@ -68,11 +68,12 @@ class Certificate:
     """True if the last two verdicts are "below"."""
     return [each.verdict for each in self.verdicts[-2:]] == [BELOW, BELOW]
 
-  def explain_off_track(self) -> str:
+  def describe_off_track(self) -> str:
     """Returns the reason for the stop of a run that is off track."""
     shares = " and ".join(format_percent(each.fraction) for each in self.verdicts[-2:])
     return (
-      f"top-1 is below the published curve of {self.match.curve.name} twice in a row, at {shares} % of the schedule"
+      f"top-1 was below the expected range of {self.match.curve.name} at two consecutive verdicts, after {shares} % of "
+      "the schedule"
     )
 
   def add(self, step: int, figures: Mapping[str, float]) -> CurveCheck | None:

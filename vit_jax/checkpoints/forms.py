@@ -16,7 +16,7 @@ def _is_count(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-  """Returns whether a value is a number of the size that the figures of a run have."""
+  """Returns whether a value is a number with an absolute value below `LARGEST`."""
   return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 

@@ -51,7 +51,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """A value that a figure of a run is expected to reach. The run records the step and the hours when it does.
+  """A value of a metric. The run records the step and the training hours at which an evaluation first reaches it.
 
   Args:
     metric: name of a figure of an evaluation, as in `validation/top1`. `top1` is short for `test/top1`.

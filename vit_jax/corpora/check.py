@@ -327,8 +327,8 @@ def _compare_splits(root: pathlib.Path, before: dict[str, Any] | None) -> list[s
   if membership is None or not (lines := membership.changes(before)):
     return []
   return [
-    f"only if you have trained on this folder: its splits have changed, so start these runs again, each in another "
-    f"--workdir: {'; '.join(lines)}"
+    f"the default splits of this folder have changed: {'; '.join(lines)}. If runs were trained on this folder, restart "
+    "each of them in a new --workdir"
   ]
 
 

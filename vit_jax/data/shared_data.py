@@ -9,8 +9,8 @@ from vit_jax.data import loader, samples, sources
 from vit_jax.schema import Choice, ConfigError, format_amount, get_current_key, show
 from vit_jax.storage import paths
 
-# Number of images of a split whose contents are compared. Classes whose images were exchanged are found even if the
-# files have equal sizes: with two of ten classes, all images of the sample are in other classes with probability 1e-3.
+# Number of images of a split whose contents are compared. If the images of two of ten classes were swapped and have
+# equal sizes, the sample contains neither class with probability 0.8^32 = 0.001.
 COUNT = 32
 SHOWN = 3  # maximum number of images to list
 

@@ -89,7 +89,7 @@ def draw_image_grid(images: Sequence[np.ndarray | None], words: Sequence[Sequenc
   # One Axes whose unit is the inch. An Axes for each image takes twice the time.
   axes = figure.add_axes((0, 0, 1, 1))
   axes.set_axis_off()
-  side = 0.96 * TILE  # of the square that contains an image
+  side = 0.96 * TILE  # side of the square for one image, in inches
   for i, (image, lines_of_image) in enumerate(zip(images, words, strict=True)):
     row, column = divmod(i, columns)
     centre, bottom = column * TILE + side / 2, (rows - row) * step - side

@@ -36,11 +36,13 @@ def _find_problem(values: object) -> str:
   if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):
     return f"model is {schema.show(model)}. Allowed: a name with arguments"
   sides = size if isinstance(size, list | tuple) else [size]
-  if not all(type(number) is int for number in (*sides, classes, channels)):
-    return "a size is not a whole number"
-  if len(sides) not in (1, 2) or not all(0 < side < 2**16 for side in sides):
+  for name, number in (("classes", classes), ("channels", channels)):
+    low, high = (0, 2**31) if name == "classes" else (1, 2**16)
+    if type(number) is not int or not low <= number < high:
+      return f"{name} is {schema.show(number)}. Allowed: a whole number from {low} to {high - 1}"
+  if len(sides) not in (1, 2) or not all(type(side) is int and 0 < side < 2**16 for side in sides):
     return f"image_size is {schema.show(size)}. Allowed: one or two whole numbers from 1 to {2**16 - 1}"
-  return "" if 0 <= classes < 2**31 and 0 < channels < 2**16 else "a number of classes or channels is out of range"
+  return ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """A loop over equal layers with its own backward pass.
 
 JAX can differentiate `jax.lax.scan`, but the result is slow on TPUs. It stores every intermediate of every layer, and
-the TPU compiler cannot undo this, because it does not move operations between two loops. `scan_layers` has these
-differences. `docs/results/speed.md` lists their effects.
+the TPU compiler cannot undo this, because it does not move operations between two loops. `scan_layers` differs from it
+as follows. `docs/results/speed.md` lists the effects.
 
 - A layer stores only the values that its policy selects. The backward pass recomputes the other values.
 - Parameters that a layer reads in bfloat16 are converted one layer at a time, and their gradients are stacked in
-  bfloat16. They are converted to float32 after the loop.
-- The stack of outputs is also the stack of inputs. The last operation of a layer can write its result to the stack. The
-  input would have to be copied.
+  bfloat16. The gradients are converted to float32 after the loop.
+- Only the outputs of the layers are stacked. The input of a layer is the output of the preceding layer. The last
+  operation of a layer writes its output to the stack directly. A separate stack of inputs would need a copy.
 - Gradients are stacked in the order of their computation, and reversed after the loop. The compiler then allocates the
   stack without filling it with zeros.
 """
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from vit_jax.shapes import Array, Tensor
+from vit_jax.shapes import Array, Float, Tensor
 
 Tree = Any  # a pytree of arrays
 # A function (parameters, stream, shared inputs, own inputs) -> (stream, recorded values).
@@ -28,14 +28,14 @@ Layer = Callable[[Tree, Array, Tree, Tree], tuple[Array, Tree]]
 
 
 def scan_layers(
-  layer: Layer, params: Tree, x: Array, shared: Tree, own: Tree, policy: Callable[..., bool]
-) -> tuple[Array, Tree]:
+  layer: Layer, params: Tree, x: Float[Tensor, "*B D"], shared: Tree, own: Tree, policy: Callable[..., bool]
+) -> tuple[Float[Array, "*B D"], Tree]:
   """Applies layers to a stream, one after the other. Forward-mode differentiation is not supported.
 
   Args:
     layer: function that computes one layer. It must not use traced arrays other than its arguments.
     params: parameters of all layers, stacked along the first axis.
-    x: the stream before the first layer.
+    x: the stream before the first layer, (*B, D).
     shared: inputs that are the same for all layers. They are floating-point arrays.
     own: further inputs of all layers, stacked along the first axis. They have no gradient.
     policy: a policy of `jax.checkpoint`, which selects the values that the forward pass stores.
@@ -106,12 +106,13 @@ def _convert(values: Array, dtype: DTypeLike) -> Array:
   """Converts the parameter of one layer, in an operation of its own inside the loop."""
   if values.dtype == dtype:
     return values
-  # Without the first function, which changes no bit, the compiler would convert the parameters of all layers before the
-  # loop and keep both. Without the second, it would read a float32 parameter for each tile of a product on v5e.
+  # `reduce_precision` does not change any bit. Without it, the compiler would convert the parameters of all layers
+  # before the loop and keep both copies. Without `optimization_barrier`, a product on v5e would read the float32
+  # parameter once per tile.
   return jax.lax.optimization_barrier(jax.lax.reduce_precision(values, 8, 23).astype(dtype))
 
 
-def _find_types(layer: Layer, params: Tree, x: Array, shared: Tree, own: Tree) -> Tree:
+def _find_types(layer: Layer, params: Tree, x: Tensor, shared: Tree, own: Tree) -> Tree:
   """Returns the type of each parameter: a narrower floating-point type if the layer only reads its conversion."""
   first, rest = jax.eval_shape(lambda: jax.tree.map(lambda stack: stack[0], (params, own)))
   jaxpr = jax.make_jaxpr(layer)(first, x, shared, rest).jaxpr

@@ -21,9 +21,9 @@ from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 _policies = jax.checkpoint_policies
 _projections = ("attention/query", "attention/key", "attention/value", "attention/averaged", "attention/out")
 
-# Values that the forward pass of a layer stores for its backward pass. All other values are recomputed.
+# Values that the forward pass of a layer stores for its backward pass. Except with "none", all others are recomputed.
 POLICIES = {
-  "none": None,  # no rematerialisation: XLA chooses. Scanned layers use `_store_like_unrolled`
+  "none": None,  # no `jax.checkpoint`: XLA decides. In scanned layers, `_store_in_loop` decides
   "full": _policies.nothing_saveable,  # stores only the layer's input
   "dots": _policies.dots_saveable,  # stores all matrix products, including attention scores
   # Stores products with parameters and attention's results. Recomputing scores takes 0.8 % of a ViT-B/16's FLOPs.
@@ -188,7 +188,7 @@ def _run_scanned(
     return result
 
   rows = ({} if keys is None else {"key": keys}) | ({"rate": rates} if rates.any() else {}) | own
-  policy = _store_like_unrolled if remat == "none" else POLICIES[remat]
+  policy = _store_in_loop if remat == "none" else POLICIES[remat]
   x, values = layer_loop.scan_layers(layer, params, x, traced, rows, policy)
   for i, prefix in enumerate(prefixes):
     intermediates.publish(prefix, names, {local: value[i] for local, value in values.items()})
@@ -219,12 +219,11 @@ def _make_layer(
 _STORED = {*_projections, "mlp/gate", "mlp/hidden", "dropout/mask"} - {"attention/out"}
 
 
-def _store_like_unrolled(primitive: jax.extend.core.Primitive, *_: object, **params: Any) -> bool:
+def _store_in_loop(primitive: jax.extend.core.Primitive, *_: object, **params: Any) -> bool:
   """Returns whether a scanned layer without rematerialisation stores the result of an operation.
 
-  In an unrolled program, XLA chooses what is stored. It recomputes norms and activations inside of the operations that
-  read them. A loop must also recompute the attention scores, because copies to and from a stack would take longer than
-  the product. The same is true for the last projection of attention.
+  The stored values are those that XLA stores in an unrolled program, except the attention scores and the last
+  projection of attention. Computing these again is faster than copying them to and from a stack.
   """
   return params["name"] in _STORED if primitive.name == "name" else primitive.name == "reduce_sum"
 

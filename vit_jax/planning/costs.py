@@ -51,8 +51,9 @@ def find_kind(operation: hlo.Operation) -> str:
   """Returns the kind of an operation, forward or backward.
 
   Attention is the product of queries and keys, the softmax, and the average of the values. All operations of the
-  optimizer and of the moving average are one kind. A fusion with a matrix product is a matrix product, even if it also
-  contains a normalisation or an activation. "other" contains activations, residual additions, losses and augmentations.
+  optimizer and of the moving average are one kind. Outside of both, a fused operation that contains a matrix product
+  counts as a matrix product, even if it also contains a normalisation or an activation. "other" contains activations,
+  residual additions, losses and augmentations.
   """
   if step_parts.find_part(operation.name) == OPTIMIZER:
     return OPTIMIZER

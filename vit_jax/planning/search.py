@@ -20,7 +20,7 @@ SAVINGS = ((False, "none"), (True, "projections"), (True, "attention"), (True, "
 MICRO_BATCHES = (1, 2, 4, 8)
 
 
-class Settings(NamedTuple):
+class SearchedSettings(NamedTuple):
   """The settings that the search varies.
 
   Attributes:
@@ -44,22 +44,22 @@ def generate_plans(
   """Yields plans of a run for all suitable meshes of a slice, each as soon as it is made.
 
   For each mesh, the first rematerialisation that fits is used. The number of micro-batches is then doubled as long as
-  this is faster. With the mesh and the micro-batches of the fastest plan, all kinds of rematerialisation are then
-  tried, with and without fused attention.
+  this is faster. With the mesh and the micro-batches of the fastest plan, all pairs in `SAVINGS` are then tried,
+  with and without fused attention.
 
   Args:
     run: a completed run.
     slice_: the slice to plan for.
     make_plan: function that plans a modified run on the slice. It usually compiles the run.
   """
-  plans: dict[Settings, Plan] = {}
+  plans: dict[SearchedSettings, Plan] = {}
   fused = is_fused(run)
   for mesh in list_meshes(slice_):
     fastest = math.inf
     for micro_batches in MICRO_BATCHES:
       plan = None
       for scan, remat in SAVINGS:
-        settings = Settings(mesh, scan, remat, micro_batches, fused)
+        settings = SearchedSettings(mesh, scan, remat, micro_batches, fused)
         changed = apply_settings(run, settings)
         if changed is None:
           continue
@@ -84,7 +84,7 @@ def generate_plans(
           yield _describe(make_plan(changed, slice_), settings)
 
 
-def _describe(plan: Plan, settings: Settings) -> Plan:
+def _describe(plan: Plan, settings: SearchedSettings) -> Plan:
   """Returns the plan with a description of all settings in its `mesh`."""
   choices = [plan.mesh, "scan" if settings.scan else "unrolled", f"remat {settings.remat}"]
   choices += [f"micro-batches {settings.micro_batches}", *(["fused attention"] if settings.fused else [])]
@@ -100,7 +100,7 @@ def rank_plans(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def find_pareto_front(plans: Sequence[Plan]) -> list[Plan]:
-  """Returns the plans that fit and that no other plan surpasses in both time and memory, the fastest first.
+  """Returns the Pareto-optimal plans in time and memory, the fastest first.
 
   Args:
     plans: plans of one slice.
@@ -148,7 +148,7 @@ def is_fused(run: BoundRun) -> bool:
   return isinstance(attention, schema.Choice) and attention.name == "fused"
 
 
-def apply_settings(run: BoundRun, settings: Settings) -> BoundRun | None:
+def apply_settings(run: BoundRun, settings: SearchedSettings) -> BoundRun | None:
   """Returns the run with these settings, or None if its model does not support them.
 
   Args:

@@ -10,9 +10,9 @@ METHOD = f"""\
 step   the compiler's estimate of cycles of every operation, at the chip's clock, plus the time on the links.
        If it is below the time of the arithmetic or of the memory traffic at peak rates, the longer of these two.
 parts  estimated cycles by the part of the code, with the gradients. Fused operations count for one of their parts.
-kinds  the same cycles by the kind of operation. A fusion with a matrix product counts as a matrix product. Attention
-       is the product of queries and keys, the softmax and the average of the values. "other" contains activations,
-       residual additions, losses and augmentations.
+kinds  the same cycles by the kind of operation. Attention is the product of queries and keys, the softmax and the
+       average of the values. Outside of attention and the optimizer, a fused operation that contains a matrix product
+       counts as a matrix product. "other" contains activations, residual additions, losses and augmentations.
 links  bytes that a device sends for collectives, in rings, at the rate of all its links, without overlap.
 MFU    the model's matrix products, forward and backward, as a share of the chip's peak, without recomputation.
 checkpoint  its size, and how long it takes to write at {WRITE_RATE / 1e9:.1f} GB/s per host. Training continues
@@ -127,7 +127,7 @@ def format_front(front: Sequence[Plan]) -> str:
     f"  {_format_hours(plan.hours)}, {plan.hbm_bytes / 2**30:.2f} of {plan.hbm_limit / 2**30:.1f} GiB: {plan.mesh}"
     for plan in front
   ]
-  return "\n".join([f"{front[0].rented}: fewest hours to least memory (no other plan has less of both):", *lines])
+  return "\n".join([f"{front[0].rented}: best trade-offs between hours and memory, fastest first:", *lines])
 
 
 def format_plans(plans: Sequence[Plan]) -> str:

@@ -115,7 +115,7 @@ class RecordedRun:
     if "target" in self.result:
       return self.result["target"]
     record = time_to_target.start_record(self.run.log.target, self.progress)
-    return record and time_to_target.add_recorded(record, self.rows)
+    return record and time_to_target.add_logged_evaluations(record, self.rows)
 
   def series(self, metric: str) -> "Curve":
     """Returns a metric as a curve, which is empty if no line contains the metric."""

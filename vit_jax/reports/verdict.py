@@ -99,13 +99,14 @@ def warn_of_test_use(runs: Sequence[RecordedRun]) -> str:
     return ""
   before, last = max(times)
   during = (
-    f"Training measured split 'test' {format_amount(before + last, 'time')}, {before} of them before the last step"
+    f"During training, split 'test' was measured {format_amount(before + last, 'time')}, {before} of them before the "
+    "last step"
   )
-  during += f" (largest of {format_amount(len(early), 'run')})" * (len(runs) > 1)
+  during += f" (the maximum of {format_amount(len(early), 'run')})" * (len(runs) > 1)
   compared = any((each := published.compare_recorded_run(run)) and not each.reason for run in runs)
   advice = (
-    "To avoid this, hold out a validation split of the training images: config.data.train and config.data.val. Such a "
-    "run is not compared with the published curve."
+    "To avoid this, hold out a validation split of the training images: config.data.train and config.data.val. A run "
+    "with a validation split is not compared with the published curve."
     if compared
     else "To avoid this, use a validation split: config.data.val, or config.data.validation."
   )

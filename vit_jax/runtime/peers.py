@@ -137,7 +137,7 @@ class Peers:
     return [i for i, (_, since, _) in self._seen.items() if self._heard - since > self._patience]
 
   def find_quiet(self) -> list[int]:
-    """Returns the processes that have recently sent no sign of life, which are sent once a second.
+    """Returns the processes without a heartbeat in the last `QUIET` seconds.
 
     If process 0, which owns the store, does not answer, the state of the others is unknown and the result is [0].
     """

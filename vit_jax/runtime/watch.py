@@ -345,7 +345,7 @@ class Watch:
     details = "".join(f"; {text}" for text in whom if text)
     later = self._later
     if self._peers and self._phase in ("step", "data", "evaluation"):
-      later += ". If it stops here again, a process may be stuck, or read other data than the others"
+      later += ". If the run stops here again, one process may be stuck or may read different data"
     what = f"no progress for {round(limit, 1):g} s in {self._phase} (config.limits.{key})"
     self.leave(exits.EXIT_HANG, f"{what}{details}; "
                                 f"the stacks of all threads are above; {later}")  # fmt: skip

@@ -263,7 +263,8 @@ def _convert_dataclass(value: object, kind: type) -> Any:
   if isinstance(value, kind):
     return value
   fields = dataclasses.fields(kind)
-  named = isinstance(value, _GROUP) and isinstance(value.get("name"), Text)  # by a flag without a key, see `set_value`
+  # A flag such as --config.group=VALUE creates {"name": VALUE}, see `set_value`.
+  named = isinstance(value, _GROUP) and isinstance(value.get("name"), Text)
   if not isinstance(value, _GROUP) or (named and "name" not in map(get_config_key, fields)):
     value = value["name"] if isinstance(value, _GROUP) else value
     names, remark = (
@@ -303,7 +304,7 @@ def _is_named(entry: object) -> bool:
 
 
 def _suggest_entry(key: str, entry: Mapping[str, object], entries: Mapping[str, object]) -> str:
-  """Returns the end of a message about a new entry without a name: the existing entries, and flags for one of them."""
+  """Returns a suggestion for an error about an entry without a `name`: the existing entries, and flags for one."""
   names = [str(name) for name, other in entries.items() if _is_named(other)]
   if not names:
     return ""

@@ -46,7 +46,7 @@ def describe_start(certificate: certificates.Certificate | None, experiment: Exp
   return lines
 
 
-def explain_off_track(certificate: certificates.Certificate | None, experiment: Experiment, step: int) -> str | None:
+def find_stop_reason(certificate: certificates.Certificate | None, experiment: Experiment, step: int) -> str | None:
   """Returns why a run with `log.certificate=stop` must stop at a step, or None if it may continue.
 
   Args:
@@ -55,7 +55,7 @@ def explain_off_track(certificate: certificates.Certificate | None, experiment: 
     step: number of completed steps.
   """
   stops = certificate and experiment.run.log.certificate == "stop" and step < experiment.total
-  return certificate.explain_off_track() if certificate and stops and certificate.is_off_track else None
+  return certificate.describe_off_track() if certificate and stops and certificate.is_off_track else None
 
 
 def _explain_no_stop(certificate: certificates.Certificate | None, experiment: Experiment) -> str | None:
@@ -71,9 +71,8 @@ def _explain_no_stop(certificate: certificates.Certificate | None, experiment: E
     planned.add(step, {certificate.figure: 0.0})
     if len(planned.verdicts) == 2:
       return None
-  return (
-    f"the run has fewer than two verdicts before its end. Evaluate more often, such as --config.evals.{name}.every=5%"
-  )
+  advice = f"Evaluate more often, for example with --config.evals.{name}.every=5%"
+  return f"the run has fewer than two verdicts before its end. {advice}"
 
 
 def has_other_length(run: BoundRun, about: Mapping[str, Any]) -> bool:

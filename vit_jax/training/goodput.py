@@ -28,7 +28,7 @@ LOST, BETWEEN = "wasted_progress_from_disruption", "infrastructure_recovery_from
 TRAINING = ("compile", "step", "data", "evaluation", "save")  # phases that count as `train_seconds`
 KEPT = 50  # attempts in the file; older attempts are summed up
 Account = dict[str, Any]  # times of an attempt, or of several: a number, or {phase: seconds} for "seconds"
-LATEST = 4_102_444_800.0  # 1 January 2100, in seconds since the epoch. Larger times in a file are damage
+LATEST = 4_102_444_800.0  # 1 January 2100, in seconds since the epoch. A larger time means that the file is damaged
 PAUSE = 10.0  # seconds between two writes to a bucket, which accepts one write per second
 
 

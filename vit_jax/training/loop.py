@@ -55,20 +55,20 @@ def train(
 
   Raises:
     runtime.Stop: if the run was asked to stop, if a worker process died, or if a value is not finite. A requested stop
-      saves the state first. With `config.log.certificate=stop`, a run whose checkpoint contains two verdicts in a row
-      below the published curve stops before its first step.
+      saves the state first. With `config.log.certificate=stop`, a run whose checkpoint contains two consecutive
+      verdicts "below" stops before its first step.
     ConfigError: if an image cannot be decoded. The state is saved first.
     OSError: if a file cannot be written.
   """
   if result := load_result(workdir, experiment.total):
-    time_to_target.print_recorded_time(experiment.run.log.target, result.get("target"), workdir)
+    time_to_target.print_target_of_finished_run(experiment.run.log.target, result.get("target"), workdir)
     return result
   with contextlib.ExitStack() as resources:
     watch = watch or resources.enter_context(runtime.Watch(experiment.run.limits))
     resources.enter_context(watch.phase("save"))  # its time limit applies while resources are closed
     session, state = open_session(resources, experiment, workdir, profile, watch, weights, began)
     watch.step = step = int(state.step)
-    if problem := comparison.explain_off_track(session.certificate, experiment, step):  # in an earlier attempt
+    if problem := comparison.find_stop_reason(session.certificate, experiment, step):  # in an earlier attempt
       raise as_exit(runtime.Preempted(runtime.EXIT_OFF_TRACK, problem), step, workdir)
     session.log.begin(pictures or {})
     print_line(
@@ -456,7 +456,7 @@ def compare_with_curve(session: Session, step: int, figures: Mapping[str, float]
   if not certificate or not verdict:
     return
   print_line(f"{step:>7}  {certificate.format_verdict(verdict)}")
-  if reason := comparison.explain_off_track(certificate, session.experiment, step):
+  if reason := comparison.find_stop_reason(certificate, session.experiment, step):
     session.watch.ask(runtime.EXIT_OFF_TRACK, reason)
 
 

@@ -46,7 +46,7 @@ def check_target(run: BoundRun) -> None:
 def start_record(target: config.Target, stored: Mapping[str, Any] | None) -> Record | None:
   """Returns the record of a run at the start of an attempt, or None without a target.
 
-  The caller adds the evaluations of earlier attempts with `add_recorded`.
+  The caller adds the evaluations of earlier attempts with `add_logged_evaluations`.
 
   Args:
     target: the target of the run.
@@ -76,8 +76,8 @@ def update_record(record: Record, step: int, figures: Mapping[str, float], secon
   return record | {"step": step, "hours": seconds / 3600}
 
 
-def add_recorded(record: Record, rows: Iterable[Mapping[str, float]]) -> Record:
-  """Returns the record after evaluations of earlier attempts, whose hours are unknown.
+def add_logged_evaluations(record: Record, rows: Iterable[Mapping[str, float]]) -> Record:
+  """Updates a record with the evaluations of earlier attempts in metrics.jsonl. Their hours are unknown.
 
   Args:
     record: the record before.
@@ -90,13 +90,15 @@ def add_recorded(record: Record, rows: Iterable[Mapping[str, float]]) -> Record:
   return record
 
 
-def format_recorded(record: Mapping[str, Any]) -> str:
+def format_logged_target(record: Mapping[str, Any]) -> str:
   """Returns a line about a target that an earlier attempt reached."""
   return f"{record['step']:>7}  reached {format_target(record)}, according to metrics.jsonl"
 
 
-def print_recorded_time(target: config.Target, stored: Mapping[str, Any] | None, workdir: pathlib.Path) -> None:
-  """Prints when a finished run reached a target that was set after its end.
+def print_target_of_finished_run(
+  target: config.Target, stored: Mapping[str, Any] | None, workdir: pathlib.Path
+) -> None:
+  """Prints the step at which a finished run reached a new target.
 
   Args:
     target: the target of the command.
@@ -106,7 +108,7 @@ def print_recorded_time(target: config.Target, stored: Mapping[str, Any] | None,
   record = start_record(target, stored)
   if record is None or record == stored:
     return
-  record = add_recorded(record, writer.read_rows(workdir))
+  record = add_logged_evaluations(record, writer.read_rows(workdir))
   print_line(
     f"time to {format_target(record)}: {format_time(record)}, according to metrics.jsonl. result.json is not changed, "
     "because the run is finished"

@@ -86,11 +86,11 @@ class TrainingLog:
     record = time_to_target.start_record(self._experiment.run.log.target, stored)
     if record is None or not self._start:
       return record
-    if jax.process_index() == 0:  # other processes may see another disk
-      record = time_to_target.add_recorded(record, writer.read_rows(workdir))
+    if jax.process_index() == 0:  # other hosts may not share the workdir
+      record = time_to_target.add_logged_evaluations(record, writer.read_rows(workdir))
     record = json.loads(runtime.gather_texts(json.dumps(record), "target")[0])
     if record["step"] is not None and record != stored:
-      print_line(time_to_target.format_recorded(record))
+      print_line(time_to_target.format_logged_target(record))
     return record
 
   def add(self, step: int, metrics: dict[str, jax.Array], skipped: int) -> None:

@@ -136,7 +136,7 @@ class Trace:
 
 
 def read_rows(workdir: pathlib.Path) -> list[dict[str, float]]:
-  """Returns the numbers in complete lines of metrics.jsonl, sorted by step. After a kill, the last line may be cut.
+  """Returns the numbers in complete lines of metrics.jsonl, sorted by step. An incomplete last line is ignored.
 
   Args:
     workdir: the workdir.
