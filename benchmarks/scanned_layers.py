@@ -1,6 +1,6 @@
 """Compares scanned with unrolled layers: time and memory of a train step on TPUs, and time of its compilation.
 
-    python -m benchmarks.scanned_layers [--models=B/16,L/16] [--topologies=v3-32,v5e-64] [--extrapolate] [--json=FILE]
+    python -m benchmarks.scanned_layers [--models=B/16,L/16] [--topology=v3-32,v5e-64] [--extrapolate] [--json=FILE]
 
 The TPU compiler compiles the runs of `benchmarks.tpu_step` with XLA's attention and 32 images per device. The step is
 the compiler's estimate without collectives. The memory is that of temporary values. Compilation is measured in seconds
@@ -79,7 +79,7 @@ def main() -> None:
   """Prints a line for each model and slice."""
   parser = cli.Parser("benchmarks.scanned_layers", __doc__)
   parser.add_argument("--models", default="B/16,L/16,H/14", help="sizes and patches, separated by commas")
-  parser.add_argument("--topologies", type=cli.parse_slices, default="v3-32,v5e-64", help="slices")
+  parser.add_argument("--topology", type=cli.parse_slices, default="v3-32,v5e-64", help="slices")
   parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices")
   parser.add_argument("--extrapolate", action="store_true", help="extrapolate the figures of unrolled layers")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
@@ -90,7 +90,7 @@ def main() -> None:
   rows = []
   with estimate.use_tpu_compiler(kernels=False) as schedules:
     for model in args.models.split(","):
-      for slice_ in args.topologies:
+      for slice_ in args.topology:
         if args.extrapolate:
           short, long = (measure(model, slice_, schedules, args.fsdp, depth=depth) for depth in DEPTHS)
           unrolled = extrapolate(short, long, vit.SIZES[model.split("/")[0]][1])

@@ -77,7 +77,7 @@ def test_ctrl_c_prints_one_line(name, monkeypatch, capsys):
     ("modern_block", ["--topology=v9-8"], "v9-8"),
     ("muon", ["--topology=v9-8"], "v9-8"),
     ("tpu_step", ["--topology=v9-8"], "v9-8"),
-    ("scanned_layers", ["--topologies=v3-32,v9-8"], "v9-8"),
+    ("scanned_layers", ["--topology=v3-32,v9-8"], "v9-8"),
   ],
 )
 def test_missing_data_and_wrong_values_are_errors_of_one_line(name, words, message, tmp_path, monkeypatch, capsys):

@@ -49,9 +49,11 @@ def test_band_is_drawn_once_behind_the_accuracy_over_images(run):
 
 
 def test_first_chapter_names_the_last_verdict_and_links_to_the_table(run, tmp_path):
-  said = published.summarise_verdicts(run)
-  assert said.text.startswith("Compared with the published curve of recipe at 100 %: top-1 90.0 %, published 80.0 % (3")
-  assert said.text.endswith(": on track.") and said in verdict.make_chapter([run]).parts
+  paragraph = published.summarise_verdicts(run)
+  assert paragraph.text.startswith(
+    "Compared with the published curve of recipe at 100 %: top-1 90.0 %, published 80.0 % (3"
+  )
+  assert paragraph.text.endswith(": on track.") and paragraph in verdict.make_chapter([run]).parts
   html = page.render_page("", "", [verdict.make_chapter([run]), curves.make_chapter([run])])
   (anchor,) = re.findall(r': on track. <a href="#([\w-]+)">Table</a>', html)
   assert re.findall(rf'<h3 id="{anchor}">(.*?)</h3>', html) == ["a and the published curve of recipe"]
