@@ -197,3 +197,8 @@ def test_tensor_parallel_step_keeps_its_weights_sharded():
   assert gathered < 0.1 * 2 * weights
   # Each block sums two partial products forward and two backward, of its rows [8, tokens, 256].
   assert traffic["all-reduce"].calls >= 1
+
+
+def test_operation_without_an_estimate_has_no_cycles():
+  text = TEXT.replace('"estimated_cycles":"7"', f'"estimated_cycles":"{2**63 - 1}"')
+  assert hlo.read_program(text).cycles == 24 * 100

@@ -23,6 +23,7 @@ _CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_UNKNOWN = 2**62  # larger cycles mean that the compiler has no estimate, as for gathers on the SparseCores of TPU7x
 _NAME = re.compile(r'op_name="([^"]*)"')
 _KERNEL = re.compile(r'custom_call_target="tpu_custom_call"')
 _CHANNEL = re.compile(r"channel_id=\d+")
@@ -113,7 +114,7 @@ def read_program(text: str) -> ProgramCost:
     times = turns[name]
     types = {i.name: i.type for i in instructions}
     for i in instructions:
-      cycles = times * sum(map(int, _CYCLES.findall(i.rest)))
+      cycles = times * sum(number for number in map(int, _CYCLES.findall(i.rest)) if number < _UNKNOWN)
       kernel = re.sub(r"[.\d]+$", "", i.name) if _KERNEL.search(i.rest) else None
       if cycles or (kernel and times):
         operations.append(Operation(_find_name(i, computations), cycles, kernel, times, _find_kind(i, computations)))
@@ -229,20 +230,12 @@ def _find_name(i: _Instruction, computations: Computations) -> str:
   return next((name for name in names if "/" in name), "")
 
 
+# Operations that only move or convert values, and the values that they need.
 _MOVES = {
-  "copy",
-  "copy-start",
-  "transpose",
-  "reshape",
-  "bitcast",
-  "convert",
-  "slice",
-  "slice-start",
-  "concatenate",
-  "pad",
+  *("async-done", "async-start", "bitcast", "broadcast", "concatenate", "constant", "convert", "copy", "copy-done"),
+  *("copy-start", "dynamic-slice", "dynamic-update-slice", "get-tuple-element", "pad", "parameter", "reshape", "slice"),
+  *("slice-done", "slice-start", "transpose", "tuple"),
 }
-_MOVES |= {"dynamic-slice", "dynamic-update-slice", "parameter", "constant", "tuple", "get-tuple-element"}
-_MOVES |= {"copy-done", "slice-done", "broadcast", "async-start", "async-done"}
 
 
 def _find_kind(i: _Instruction, computations: Computations) -> str:
@@ -250,7 +243,7 @@ def _find_kind(i: _Instruction, computations: Computations) -> str:
   opcodes = _collect_opcodes(i, computations)
   if opcodes & {"dot", "convolution"}:
     return "product"
-  return "copy" if opcodes <= _MOVES else "other"
+  return "copy" if opcodes and opcodes <= _MOVES else "other"
 
 
 def _collect_opcodes(i: _Instruction, computations: Computations) -> set[str]:
