@@ -113,8 +113,11 @@ def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[h
       f"--host-rate: {args.host_rate} is not a rate. Write the images per second of one host, such as 5100, or "
       "leave it out for an estimate from the host's cores"
     )
-  if args.json and not paths.in_bucket(args.json) and not args.json.absolute().parent.is_dir():
-    raise ConfigError(f"--json: the folder {args.json.absolute().parent} does not exist. Create it first")
+  if args.json and not paths.in_bucket(args.json):
+    if not args.json.absolute().parent.is_dir():
+      raise ConfigError(f"--json: the folder {args.json.absolute().parent} does not exist. Create it first")
+    if args.json.exists() and not args.json.is_file():
+      raise ConfigError(f"--json: {args.json} is not a regular file. Name another file")
   overrides = args.overrides | {"init.from": "none"}  # a plan reads no weights, although the recipe may require some
   return args, args.topology, build.complete(config.resolve(flags.load_config(args.config, overrides)))
 

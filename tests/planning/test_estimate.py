@@ -53,7 +53,7 @@ def test_name_of_an_activity_contains_the_choices_of_a_search(tmp_path):
     raise FirstActivity(activity)
 
   run = runs.imagenet(mesh__fsdp=8, model__scan=True, model__remat="full", optim__accumulate=2)
-  with pytest.raises(FirstActivity, match=r"^v3-8, ViT-S/16, fsdp=8, remat=full, accumulate=2: "):
+  with pytest.raises(FirstActivity, match=r"^v3-8, ViT-S/16, fsdp=8, scan, remat=full, accumulate=2: "):
     estimate.make_plan(run, V3, tmp_path, start=start)
 
 

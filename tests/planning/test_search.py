@@ -93,6 +93,21 @@ def test_fused_attention_is_described_and_keeps_the_other_choices():
   assert made[-1] == resolved and made[-1].args == resolved.args
 
 
+def test_attention_of_xla_is_tried_for_a_run_with_fused_attention():
+  run = runs.imagenet(model__attention__name="fused", model__attention__qk_norm="rms")
+  made = []
+
+  def make_plan(run, slice_):
+    made.append(run.model.args["attention"])
+    return plan(1.0)
+
+  plans = list(search.generate_plans(run, V3, make_plan))
+  other = [attention for attention in made if attention.name == "xla"]
+  assert len(other) == len(search.SAVINGS) and len([p for p in plans if "fused" not in p.mesh]) == len(other)
+  resolved = runs.imagenet(model__attention__qk_norm="rms").model.args["attention"]
+  assert other[0] == resolved
+
+
 @pytest.mark.parametrize(
   "changes",
   [

@@ -271,10 +271,13 @@ def make_plan(
 
 
 def _describe_choices(run: BoundRun, slice_: hardware.Slice) -> str:
-  """Returns the slice, the model and the choices of a search, as in "v3-32, ViT-L/16, fsdp=8, remat=full"."""
+  """Returns the slice, the model and the choices of a search, as in "v3-32, ViT-L/16, fsdp=8, scan, remat=full"."""
   mesh = [f"{axis}={size}" for axis, size in schema.to_plain(run.mesh).items() if size not in (-1, 1)]
   remat, accumulate = run.model.args.get("remat", "none"), run.optim.accumulate
-  choices = [f"remat={remat}"] * (remat != "none") + [f"accumulate={accumulate}"] * (accumulate != 1)
+  choices = ["scan"] * bool(run.model.args.get("scan"))
+  choices += [f"remat={remat}"] * (remat != "none") + [f"accumulate={accumulate}"] * (accumulate != 1)
+  attention = run.model.args.get("attention")
+  choices += ["fused attention"] * (isinstance(attention, schema.Choice) and attention.name == "fused")
   return ", ".join([slice_.rented, run.model.name, *mesh, *choices])
 
 

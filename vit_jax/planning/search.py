@@ -161,9 +161,11 @@ def apply_settings(run: BoundRun, settings: SearchedSettings) -> BoundRun | None
   if "scan" in keys:
     model = model.replace(scan=settings.scan, remat=settings.remat)
   if settings.fused != is_fused(run):
-    if not (settings.fused and supports_fused(run)):
+    if settings.fused and not supports_fused(run):
       return None
-    args = {name: model.args["attention"].args[name] for name in read_keywords(vit_choices.FusedAttention)}
-    model = model.replace(attention=schema.bind(schema.Choice("fused", args), (vit_choices.FusedAttention,)))
+    name = "fused" if settings.fused else "xla"
+    kind = vit_choices.ATTENTION[name]
+    args = {key: value for key, value in model.args["attention"].args.items() if key in read_keywords(kind)}
+    model = model.replace(attention=schema.bind(schema.Choice(name, args), (kind,)))
   optim = run.optim.replace(accumulate=settings.micro_batches)
   return dataclasses.replace(run, mesh=settings.mesh, model=model, optim=optim)

@@ -8,6 +8,7 @@ from vit_jax.schema import format_amount
 
 METHOD = f"""\
 step   the compiler's estimate of cycles of every operation, at the chip's clock, plus the time on the links.
+       Operations without an estimate, such as gathers of an augmentation on TPU7x, count as 0.
        If it is below the time of the arithmetic or of the memory traffic at peak rates, the longer of these two.
 parts  estimated cycles by the part of the code, with the gradients. Fused operations count for one of their parts.
 kinds  the same cycles by the kind of operation. Attention is the product of queries and keys, the softmax and the
