@@ -28,8 +28,10 @@ def test_invalid_json_values_are_an_error(values):
     ({"model": []}, r"model is \[\]. Allowed: a name with arguments"),
     ({"model": {"name": [1]}}, r"model is \{'name': \[1\]\}"),
     ({"image_size": []}, r"image_size is \[\]. Allowed: one or two"),
-    ({"image_size": {"side": 3}}, "a size is not a whole number"),
-    ({"classes": -1}, "classes or channels is out of range"),
+    ({"image_size": {"side": 3}}, r"image_size is \{'side': 3\}. Allowed: one or two whole numbers from 1 to 65535"),
+    ({"classes": -1}, "classes is -1. Allowed: a whole number from 0 to"),
+    ({"classes": 2.5}, "classes is 2.5. Allowed"),
+    ({"channels": 0}, "channels is 0. Allowed: a whole number from 1 to 65535"),
   ],
 )
 def test_error_names_the_invalid_value(change, problem):

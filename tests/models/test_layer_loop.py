@@ -102,3 +102,20 @@ def test_gradients_have_the_type_in_which_the_layer_reads_its_parameters():
   _, backward = find_stacks(jax.checkpoint_policies.nothing_saveable)
   shapes = [(WIDTH,), (WIDTH, HIDDEN), (HIDDEN, WIDTH)]
   assert sorted(backward) == sorted((shape, "bfloat16") for shape in shapes)
+
+
+def test_recorded_parameter_keeps_its_type():
+  params, x, shared, own = make_inputs("bfloat16")
+
+  def record(params, x, shared, own):
+    return layer(params, x, shared, own)[0], {"scale": params["scale"]}
+
+  policy = jax.checkpoint_policies.nothing_saveable
+  _, values = layer_loop.scan_layers(record, params, x, shared, own, policy)
+  np.testing.assert_array_equal(values["scale"], params["scale"])
+
+
+def test_shared_integers_are_refused():
+  params, x, shared, own = make_inputs("float32")
+  with pytest.raises(TypeError, match="shared inputs must be floating-point arrays"):
+    layer_loop.scan_layers(layer, params, x, shared | {"number": jnp.arange(2)}, own, lambda *_, **__: False)

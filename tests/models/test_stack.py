@@ -92,9 +92,9 @@ def test_rematerialisation_does_not_change_unrolled_results():
   assert_same(value_and_gradients(False, "none"), value_and_gradients(False, "full"))
 
 
-def matrix_products(remat, scan):
+def matrix_products(remat, scan, **changes):
   """Counts matrix products in the loss and its gradient, before XLA optimises them."""
-  model = modules.model(scan=scan, remat=remat)
+  model = modules.model(scan=scan, remat=remat, **changes)
   graph, params = nnx.split(model)
   function = jax.grad(lambda params, x: nnx.merge(graph, params)(x).sum())
   return str(jax.make_jaxpr(function)(params, modules.images())).count("dot_general[")
@@ -109,6 +109,14 @@ def test_policies_recompute_the_expected_matrix_products(scan):
   # Without a policy, a scanned layer recomputes scores and out.
   none = 2 if scan else 0
   assert again == {"none": none, "full": 7, "dots": 0, "projections": 1, "attention": 1, "mlp": 5}
+
+
+def test_projection_of_a_gate_is_stored_like_the_others():
+  gated = {"attention": {"output": "gated"}}
+  for scan, none in ((False, 0), (True, 2)):
+    counts = {remat: matrix_products(remat, scan, **gated) for remat in ("dots", "none", "projections")}
+    depth = 1 if scan else modules.SIZE["depth"]
+    assert [(counts[remat] - counts["dots"]) / depth for remat in ("none", "projections")] == [none, 1]
 
 
 def test_every_policy_is_a_choice_of_the_config():

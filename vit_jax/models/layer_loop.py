@@ -7,8 +7,8 @@ as follows. `docs/results/speed.md` lists the effects.
 - A layer stores only the values that its policy selects. The backward pass recomputes the other values.
 - Parameters that a layer reads in bfloat16 are converted one layer at a time, and their gradients are stacked in
   bfloat16. The gradients are converted to float32 after the loop.
-- Only the outputs of the layers are stacked. The input of a layer is the output of the preceding layer. The last
-  operation of a layer writes its output to the stack directly. A separate stack of inputs would need a copy.
+- Of the stream, only the outputs of the layers are stacked. The input of a layer is the output of the preceding layer.
+  The last operation of a layer writes its output to the stack directly. A separate stack of inputs would need a copy.
 - Gradients are stacked in the order of their computation, and reversed after the loop. The compiler then allocates the
   stack without filling it with zeros.
 """
@@ -42,7 +42,12 @@ def scan_layers(
 
   Returns:
     The stream after the last layer, and the recorded values of all layers, stacked along the first axis.
+
+  Raises:
+    TypeError: if a shared input has integers or keys.
   """
+  if any(not jnp.issubdtype(value.dtype, jnp.inexact) for value in jax.tree.leaves(shared)):
+    raise TypeError("scan_layers: shared inputs must be floating-point arrays. Pass others in `own`")
   types = _find_types(layer, params, x, shared, own)
   residuals: dict[str, Any] = {}  # how the residuals of a layer are put together, found by the forward pass
 
@@ -120,7 +125,11 @@ def _find_types(layer: Layer, params: Tree, x: Tensor, shared: Tree, own: Tree) 
 
   def find(leaf: jax.ShapeDtypeStruct, variable: object) -> DTypeLike:
     uses = [equation for equation in jaxpr.eqns if any(each is variable for each in equation.invars)]
-    if len(uses) != 1 or uses[0].primitive.name != "convert_element_type":
+    if (
+      any(each is variable for each in jaxpr.outvars)
+      or len(uses) != 1
+      or uses[0].primitive.name != "convert_element_type"
+    ):
       return leaf.dtype
     dtype = uses[0].params["new_dtype"]
     return dtype if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < leaf.dtype.itemsize else leaf.dtype

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -19,9 +20,10 @@ from vit_jax.models.parameters import Keys, State
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
 _policies = jax.checkpoint_policies
-_projections = ("attention/query", "attention/key", "attention/value", "attention/averaged", "attention/out")
+_projections = tuple(f"attention/{name}" for name in ("query", "key", "value", "averaged", "gate", "out"))
 
-# Values that the forward pass of a layer stores for its backward pass. Except with "none", all others are recomputed.
+# Values that the forward pass of a layer stores for its backward pass. All other values are recomputed, except in
+# unrolled layers with "none".
 POLICIES = {
   "none": None,  # no `jax.checkpoint`: XLA decides. In scanned layers, `_store_in_loop` decides
   "full": _policies.nothing_saveable,  # stores only the layer's input
