@@ -5,6 +5,8 @@ import re
 import ml_collections
 import pytest
 
+from tests import runs
+from vit_jax import config
 from vit_jax.config import flags
 from vit_jax.schema import ConfigError, Text
 
@@ -263,3 +265,11 @@ def test_flag_changes_one_of_two_keys_with_the_same_group(tmp_path, group, data,
     edited = flags.load_config(str(file), {"data.parts[1].name": "centre"})
     assert [str(part["name"]) for part in edited.data.parts] == ["resize", "centre"]
     assert edited.evals.a.data.name == "resize"
+
+
+@pytest.mark.parametrize("key", ["data.warp", "data.warp.name"])
+def test_choice_none_drops_the_keys_of_the_file(key):
+  file = str(runs.ROOT / "configs/digits.py")
+  assert flags.load_config(file, {}).data.warp.degrees == 15.0
+  run = config.resolve(flags.load_config(file, {key: "none"}))
+  assert dict(run.data.args["warp"]) == {"name": "none"}

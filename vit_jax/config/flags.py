@@ -183,9 +183,11 @@ def set_value(config: ml_collections.ConfigDict, key: str, text: str) -> None:
   if text != "default":
     if parents and last in config and isinstance(config[last], ml_collections.ConfigDict):
       config[last] = _copy_group(config[last])
-      config[last].name = Text(text)  # a choice that is written as its name alone
-    else:
-      config[last] = Text(text)
+      config, last = config[last], "name"  # a choice that is written as its name alone
+    if last == "name" and text == "none":  # the choice "none" has no other keys
+      for other in [key for key in config if key != "name"]:
+        del config[other]
+    config[last] = Text(text)
   elif last in config:
     del config[last]
 
