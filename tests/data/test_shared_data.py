@@ -64,6 +64,15 @@ def test_difference_names_the_split_the_processes_and_the_folders(copies, change
   assert all(repr(str(folder)) in line for folder in copies)
 
 
+def test_image_that_one_process_cannot_read_is_a_difference_of_its_own(copies):
+  first, other = describe(copies[0]), describe(copies[1])
+  other[0]["samples"][3].update(sha256=None, label=None)  # as `describe_samples` reports a failed read
+  (line,) = shared_data.compare_splits([first, other])
+  assert (
+    line.split("Different: ")[1] == f"images that only one of them can read, such as {other[0]['samples'][3]['name']!r}"
+  )
+
+
 def test_each_process_is_compared_with_the_first(copies):
   swap_classes(copies[1])
   lines = shared_data.compare_splits([describe(copies[i]) for i in (0, 1, 0, 1)])

@@ -143,11 +143,16 @@ def _compare(number: int, first: Mapping[str, Any], other: Mapping[str, Any]) ->
     )
   words = {"classes": "names of classes", "names": "names, labels or order of images", "sizes": "sizes of files"}
   differences = [text for key, text in words.items() if first[key] != other[key]]
-  pairs = list(zip(first["samples"], other["samples"], strict=True))
+  compared = list(zip(first["samples"], other["samples"], strict=True))
+  # An image that one of the processes cannot read has neither a hash nor a label.
+  pairs = [(a, b) for a, b in compared if None not in (a["sha256"], b["sha256"])]
+  unread = [a["name"] for a, b in compared if (a["sha256"] is None) != (b["sha256"] is None)]
   changed = [a["name"] for a, b in pairs if a["name"] == b["name"] and a["sha256"] != b["sha256"]]
   if changed:
     names = ", ".join(show(name) for name in changed[:SHOWN])
     differences.append(f"contents of {len(changed)} of {format_amount(len(pairs), 'compared image')}, such as {names}")
+  if unread:
+    differences.append(f"images that only one of them can read, such as {show(unread[0])}")
   if first["names"] == other["names"] and any(a["label"] != b["label"] for a, b in pairs):
     differences.append("labels")
   if not differences:

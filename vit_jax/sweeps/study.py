@@ -13,7 +13,7 @@ import ml_collections
 
 from vit_jax import config, schema
 from vit_jax.config import Changes, Sweep, extensions, flags
-from vit_jax.data import catalog, sources
+from vit_jax.data import catalog, shared_data, sources
 from vit_jax.evals import selection
 from vit_jax.schema import ConfigError
 from vit_jax.schema.errors import AbsentError, UnreachableError
@@ -199,15 +199,12 @@ def check_data(trials: Sequence[Trial], decide: str | None, over: str | None = N
   Raises:
     ConfigError: no trial remains.
   """
-  opened = {}
 
-  def open_split(data: schema.Choice, split: str) -> sources.Source:
-    key = json.dumps(schema.to_plain(data)), split
-    if key not in opened:
-      with schema.enter_key("config.data"):
-        opened[key] = catalog.open_split(data, split)
-    return opened[key]
+  def open_in_config(data: schema.Choice, split: str) -> sources.Source:
+    with schema.enter_key("config.data"):
+      return catalog.open_split(data, split)
 
+  open_split = shared_data.SplitRecorder(open_in_config)
   for trial in trials:
     if trial.config is not None:
       try:
