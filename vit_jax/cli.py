@@ -233,6 +233,15 @@ def check_unicode(text: str) -> None:
     ) from None
 
 
+def describe_flags(arguments: argparse.Namespace) -> dict[str, str]:
+  """Returns the flags of a command as text, for the comparison of processes.
+
+  Args:
+    arguments: parsed flags.
+  """
+  return {name: str(value) for name, value in vars(arguments).items()}
+
+
 def make_number_parser(kind: object) -> Callable[[str], Any]:
   """Returns a `type` of argparse that parses a number with the rules of the schema.
 

@@ -81,9 +81,7 @@ def main(words: Sequence[str] | None = None) -> None:
   )
   parser.add_argument("--labels", choices=("soft", "hard"), help="the best five classes of an image (default), or one")
   arguments = parser.parse(words)
-  _check_labelling(arguments)
-  if arguments.report and arguments.report.exists() and not arguments.report.is_dir():
-    raise schema.ConfigError(f"--report: {arguments.report} is a file. Name a folder")
+  _check_outputs(arguments)
   if arguments.write_predictions:
     files.check_path(arguments.write_predictions)
   elif arguments.logits:
@@ -103,6 +101,7 @@ def main(words: Sequence[str] | None = None) -> None:
       outputs.check_output_location(folder, [run.data, run.evals, dict(arguments.data)], flag)
   again = "continues it" if arguments.write_labels else "starts it again"
   with runtime.join_processes(run.limits, again) as watch:
+    runtime.check_equal_facts({"config": schema.to_plain(run), "flags": cli.describe_flags(arguments)})
     experiment = build.build(run, jax.devices(), training=False)
     runtime.print_note(experiment.images.source.note)
     shared_data.check_same_images(experiment.splits)
@@ -293,8 +292,10 @@ def _check_complete(arrays: Mapping[str, object], shapes: Mapping[str, object], 
     )
 
 
-def _check_labelling(arguments: argparse.Namespace) -> None:
-  """Raises ConfigError for flags that cannot be combined."""
+def _check_outputs(arguments: argparse.Namespace) -> None:
+  """Raises ConfigError for output directories that are files and for output flags that cannot be combined."""
+  if arguments.report and arguments.report.exists() and not arguments.report.is_dir():
+    raise schema.ConfigError(f"--report: {arguments.report} is a file. Name a folder")
   if not arguments.write_labels:
     if other := ["--labels"] * bool(arguments.labels) + [f"--data.{key}" for key in arguments.data]:
       raise schema.ConfigError(

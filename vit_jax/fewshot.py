@@ -58,6 +58,7 @@ def main(words: Sequence[str] | None = None) -> None:
   keeps = any(choice.args.get("cache") for choice in choices.values())
   again = "starts it again" + ", but for the features of splits that are done" * keeps
   with runtime.join_processes(measurement.limits, again) as watch:
+    runtime.check_equal_facts({"config": schema.to_plain(measurement), "flags": cli.describe_flags(arguments)})
     with watch.phase("restore"):
       weights = load_weights(arguments.weights, measurement)
       description, arrays, notes = weights.description, weights.arrays, weights.notes

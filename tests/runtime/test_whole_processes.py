@@ -101,6 +101,24 @@ def test_two_processes_train_and_measure_the_same_as_one(whole, tmp_path):
 
 
 @pytest.mark.long
+def test_evaluations_of_processes_with_other_settings_end_with_exit_code_2(whole):
+  """The processes would otherwise compute a figure from parts of two different measurements."""
+  workdir, _ = whole
+  probe = ["fewshot", "--config=configs/probes.py:knn,digits", f"--weights={workdir}"]
+  measured = ["evaluate", f"--config={runs.ROOT}/configs/digits.py", f"--weights={workdir}", "--split=test"]
+  placed = {"VITJAX_COORDINATOR": f"127.0.0.1:{ports.find_free_port()}", "VITJAX_PROCESSES": "2"}
+  started = []
+  for number, mean in enumerate(("0.5", "0.2")):
+    changed = f"data.mean=({mean},{mean},{mean})"
+    commands = [[*measured, f"--config.{changed}"], [*probe, f"--config.evals.digits.{changed}"]]
+    words = ("tests.several", json.dumps(commands))
+    started.append(runs.start(*words, devices=2, VITJAX_PROCESS=str(number), **placed))
+  for text in [runs.finish(process, 2) for process in started]:
+    assert text.count("exit 2\n") == text.count("the processes of this run were started differently") == 2
+    assert "data.mean" in text
+
+
+@pytest.mark.long
 def test_two_processes_train_the_same_student_and_teacher_as_one(tmp_path):
   grid, tasks = {"mesh__data": 2, "mesh__fsdp": 2}, ("dino", "dinov2")
   prepare_dataset("digits")
