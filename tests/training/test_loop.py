@@ -157,7 +157,20 @@ def test_a_finished_run_does_nothing_and_gives_its_result(parts, tmp_path, capsy
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("odd", [{"train_seconds": "1"}, {"images_per_second": []}, {"steps": "12"}])
+@pytest.mark.parametrize(
+  "odd",
+  [
+    {"train_seconds": "1"},
+    {"train_seconds": 10**400},
+    {"images_per_second": []},
+    {"steps": "12"},
+    {"target": [1]},
+    {"target": {"metric": "top1"}},
+    {"goodput": {}},
+    {"goodput": {"attempts": 1, "goodput": None}},
+    {"selection": {"metric": "test/top1", "test_measurements": 1}},
+  ],
+)
 def test_a_result_that_is_not_as_it_was_written_is_measured_again(parts, tmp_path, odd):
   values = {"steps": 12, "train_seconds": 1.0, "images_per_second": None}
   (tmp_path / "result.json").write_text(json.dumps(values))

@@ -53,6 +53,21 @@ def is_target_record(value: object) -> bool:
   )
 
 
+def is_result_record(value: Mapping[str, Any]) -> bool:
+  """Returns whether the values of a run's result.json have the form that a run writes, as far as a run prints them."""
+  selection, times, target = (value.get(key, {}) for key in ("selection", "goodput", "target"))
+  rate = value.get("images_per_second")
+  return (
+    all(isinstance(each, dict) for each in (selection, times, value.get("certificate", {})))
+    and is_number(value.get("train_seconds"))
+    and (rate is None or is_number(rate))
+    and (not selection or _has_form(selection, {"test_measurements": int, "metric": object, "split": object}))
+    and ("goodput" not in value or {"attempts", "goodput"} <= times.keys())
+    and all(map(is_number, times.values()))
+    and (target in ({}, None) or is_target_record(target))
+  )
+
+
 def _are_words(values: object) -> bool:
   return isinstance(values, list) and all(isinstance(value, str) for value in values)
 

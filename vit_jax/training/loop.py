@@ -255,21 +255,10 @@ def load_result(workdir: pathlib.Path, total: int) -> dict[str, Any] | None:
   """
   # The result of the first process counts, because other processes may see another disk.
   result = json.loads(runtime.gather_texts(json.dumps(files.read_json(workdir / "result.json")), "result")[0])
-  if not result or result.get("steps") != total or not _is_as_written(result):
+  if not result or result.get("steps") != total or not forms.is_result_record(result):
     return None
   print_line(f"already finished, {format_amount(total, 'step')}")
   return result
-
-
-def _is_as_written(result: Mapping[str, Any]) -> bool:
-  """Returns false if a user has edited a result so that it cannot be printed. Such a run is measured again."""
-  selected = result.get("selection", {})
-  return (
-    isinstance(result.get("train_seconds"), int | float)
-    and isinstance(result.get("images_per_second", ""), int | float | None)
-    and all(isinstance(result.get(key, {}), dict) for key in ("certificate", "selection", "goodput"))
-    and (not selected or isinstance(selected.get("test_measurements"), int))
-  )
 
 
 def restore_or_start(
