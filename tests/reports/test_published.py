@@ -65,7 +65,7 @@ def test_first_chapter_explains_a_stop_below_the_curve(run):
   below = dataclasses.replace(run, rows=rows, result={})
   assert published.summarise_verdicts(below).text.endswith(": below.")
   assert published.summarise_verdicts(with_certificate(below, "stop")).text.endswith(
-    ": below. The run stopped with exit code 46: top-1 was below the expected range of recipe at two consecutive "
+    ": below. The run stops with exit code 46: top-1 was below the expected range of recipe at two consecutive "
     "verdicts, after 25 and 50 % of the schedule. The same command continues it with --config.log.certificate=report."
   )
 

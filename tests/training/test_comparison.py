@@ -65,7 +65,7 @@ def test_run_below_the_curve_stops_with_46_and_continues_with_report(parts, tmp_
   assert (again.value.code, str(again.value)) == (46, message)
   assert records(tmp_path / "stopped") == before and "compiled" not in capsys.readouterr().out
   report.make_report([tmp_path / "stopped"], tmp_path / "stopped.html", limit=0)
-  assert "below. The run stopped with exit code 46: top-1 was" in (tmp_path / "stopped.html").read_text()
+  assert "below. The run stops with exit code 46: top-1 was" in (tmp_path / "stopped.html").read_text()
   continued = loop.train(with_certificate(parts, "report"), tmp_path / "stopped")
   assert continued["certificate"] == whole["certificate"]
   assert continued["weights_sha256"] == whole["weights_sha256"]
@@ -95,7 +95,7 @@ def test_runs_on_track_or_with_another_config_do_not_stop(parts, tmp_path, monke
   ("every", "change", "problem"),
   [
     (1, {}, None),
-    (2, {}, "the run has fewer than two verdicts before its end"),
+    (2, {}, "no two consecutive verdicts before the end of the run can be below the range"),
     (4, {}, "Evaluate more often, for example with --config.evals.test.every=5%"),
     (1, {"refused": ["optim.lr: 1 -> 2"]}, "the run is not compared with the published curve"),
     (1, None, "no curve is published for this model, dataset and task"),

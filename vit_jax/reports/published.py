@@ -80,7 +80,7 @@ def summarise_verdicts(run: RecordedRun) -> Paragraph | None:
   text = f"Compared with the published curve of {name} at {certificate.format_verdict(certificate.verdicts[-1])}."
   if run.run.log.certificate == "stop" and certificate.is_off_track and not run.result:
     text += (
-      f" The run stopped with exit code {runtime.EXIT_OFF_TRACK}: {certificate.describe_off_track()}. The same command "
+      f" The run stops with exit code {runtime.EXIT_OFF_TRACK}: {certificate.describe_off_track()}. The same command "
       "continues it with --config.log.certificate=report."
     )
   return Paragraph(text, _make_title(run, certificate))

@@ -69,10 +69,10 @@ def _explain_no_stop(certificate: certificates.Certificate | None, experiment: E
   planned = certificates.Certificate(certificate.match, total)
   for step in range(every := experiment.evals[name].every, total, every):
     planned.add(step, {certificate.figure: 0.0})
-    if len(planned.verdicts) == 2:
+    if planned.is_off_track:
       return None
   advice = f"Evaluate more often, for example with --config.evals.{name}.every=5%"
-  return f"the run has fewer than two verdicts before its end. {advice}"
+  return f"no two consecutive verdicts before the end of the run can be below the range. {advice}"
 
 
 def has_other_length(run: BoundRun, about: Mapping[str, Any]) -> bool:
