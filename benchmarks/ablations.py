@@ -78,7 +78,7 @@ class Result(NamedTuple):
 def main() -> None:
   """Trains the settings of the ablations and writes tables and verdicts."""
   parser = cli.Parser("benchmarks.ablations", __doc__)
-  parser.add_argument("--workdir", type=cli.parse_workdir, default=pathlib.Path("runs/ablations"))
+  parser.add_argument("--workdir", type=cli.parse_workdir, help="default: runs/ablations, or runs/ablations-quick")
   parser.add_argument("--only", type=parse_names, default=list(ABLATIONS), help="names of ablations; default: all")
   parser.add_argument(
     "--seeds",
@@ -91,6 +91,7 @@ def main() -> None:
     help="check the command with few settings and one step of a small model in each run; the figures are meaningless",
   )
   arguments = parser.parse_args()
+  workdir = arguments.workdir or pathlib.Path("runs/ablations-quick" if arguments.quick else "runs/ablations")
   prepare_dataset("digits")
   began, groups = time.perf_counter(), [] if arguments.quick else pool.divide_devices(2)
   overrides = QUICK_OVERRIDES if arguments.quick else {}
@@ -99,13 +100,13 @@ def main() -> None:
   records: dict[str, Any] = {}
   for name in arguments.only:
     ablation = select_first_claim(ABLATIONS[name]) if arguments.quick else ABLATIONS[name]
-    rows = summarize(ablation, trials := train_ablation(name, ablation, arguments.workdir, overrides, seeds, groups))
+    rows = summarize(ablation, trials := train_ablation(name, ablation, workdir, overrides, seeds, groups))
     sections.append(f"## {name}\n\n{format_tables(ablation, rows)}")
     records[name] = make_record(ablation, rows) | {"trials": [trial.to_json() for trial in trials]}
-    files.write_text(arguments.workdir / "ablations.md", "\n\n".join(sections) + "\n")
-    files.write_text(arguments.workdir / "ablations.json", json.dumps(records, indent=2, default=str) + "\n")
+    files.write_text(workdir / "ablations.md", "\n\n".join(sections) + "\n")
+    files.write_text(workdir / "ablations.json", json.dumps(records, indent=2, default=str) + "\n")
     print(f"\n{sections[-1]}\n", flush=True)
-  print(f"{time.perf_counter() - began:.0f} s; {arguments.workdir}/ablations.md, ablations.json", flush=True)
+  print(f"{time.perf_counter() - began:.0f} s; {workdir}/ablations.md, ablations.json", flush=True)
 
 
 def parse_names(text: str) -> list[str]:
