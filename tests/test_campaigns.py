@@ -1,12 +1,14 @@
 """Tests that campaigns run the selected cases, reject words without a case, and pass with few cases."""
 
 import argparse
+import os
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
-from tests.campaigns import choice
+from tests.campaigns import choice, quick
 
 NAMES = ["png cut", "jpeg cut", "text"]
 
@@ -55,7 +57,7 @@ def test_every_campaign_rejects_words_without_a_case():
 # digits like `kills` does.
 SHORT = [
   ("kills", "1", "--recipe=dinov2"),
-  ("processes", "--two-processes", "sigkill_of_process_0"),
+  ("processes", "--two-processes", "sigkill_of_process"),
   ("disk", "full at the result", "checkpoints removed"),
   ("buckets", "forbidden from the start"),
   ("images", "png"),
@@ -71,5 +73,7 @@ SHORT = [
 def test_short_campaign_passes(words):
   name, *rest = words
   command = [sys.executable, "-m", f"tests.campaigns.{name}", *rest]
-  done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+  shared = pathlib.Path(os.environ["TFDS_DATA_DIR"]).parent
+  environment = os.environ | {quick.SHARED: str(shared)}
+  done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
   assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]

@@ -38,7 +38,7 @@ from tests.campaigns.choice import choose
 from tests.campaigns.group import Group, finish, others, result
 
 SCENARIOS: dict[str, Callable[[pathlib.Path], None]] = {}
-PAIRED = ("sigterm_to_all", "sigkill_of_process_0", "sigstop_of_process_0")
+PAIRED = ("sigterm_to_all", "sigkill_of_process_0", "sigkill_of_process_1", "sigstop_of_process_0")
 
 
 def scenario(function):
@@ -100,7 +100,14 @@ def sigkill_of_one(folder, victim=2):
     group.signal(signal.SIGKILL, victim)
     group.end(dict.fromkeys(others(victim), 134), 20)
     group.expect_output("the same command continues", *others(victim))
+    if victim:  # JAX may abort the others before they can name process 0
+      group.expect_output(f"process {victim} died|process {victim} has been silent", 0)
   finish(folder, "run")
+
+
+@scenario
+def sigkill_of_process_1(folder):
+  sigkill_of_one(folder, 1)
 
 
 @scenario

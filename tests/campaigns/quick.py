@@ -2,6 +2,8 @@
 
 import os
 
+SHARED = "VITJAX_CAMPAIGNS"  # variable with the folder that campaigns share
+
 
 def make_flags(devices: int) -> str:
   """Returns XLA_FLAGS for programs without optimisation, as in tests/conftest.py.
@@ -25,11 +27,11 @@ def make_flags(devices: int) -> str:
 def set_directories(folder: str) -> None:
   """Sets the directories of prepared data and of compiled programs to directories in a folder.
 
-  Directories that the environment already names are kept. Tests of the campaigns name them, so digits are prepared
-  once.
+  The tests of the campaigns set `SHARED` to a folder of their own, so that digits are prepared once.
 
   Args:
     folder: the folder.
   """
-  os.environ.setdefault("TFDS_DATA_DIR", f"{folder}/data")
-  os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/programs")
+  shared = os.environ.get(SHARED, folder)
+  os.environ["TFDS_DATA_DIR"] = f"{shared}/data"
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{shared}/programs"
