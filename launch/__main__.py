@@ -6,10 +6,10 @@ import subprocess
 import sys
 import time
 
-from launch import checks, commands, errors, flags, listing, logs, manifests, sweep
-from launch.errors import LaunchError, UnknownError
-from launch.spec import Run
-from launch.states import make_engine as engine_of
+from . import checks, commands, errors, flags, listing, logs, manifests, sweep
+from .errors import LaunchError, UnknownError
+from .spec import Run
+from .states import make_engine as engine_of
 
 
 def main(words: list[str]) -> int:

@@ -21,8 +21,8 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from launch.errors import USAGE, LaunchError, call
-from launch.storage import Bucket, Disk
+from .errors import USAGE, LaunchError, call
+from .storage import Bucket, Disk
 
 PATIENCE = 600.0  # seconds for a command of git, on a slow disk
 BYTES = 50 * 10**6  # the largest total size of all files

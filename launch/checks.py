@@ -16,11 +16,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from launch import bundle, errors, preflight, tpus
-from launch.errors import LaunchError, UnknownError, amount
-from launch.preflight import Finding, get_bucket_url, run_check
-from launch.spec import Run, find_flag_value, find_flag_values
-from launch.storage import Bucket
+from . import bundle, errors, preflight, tpus
+from .errors import LaunchError, UnknownError, amount
+from .preflight import Finding, get_bucket_url, run_check
+from .spec import Run, find_flag_value, find_flag_values
+from .storage import Bucket
 
 CLOUDS = ("qr", "gke")  # backends with new machines, which have only the bundle
 _FILES = ("--config.init.from", "--config.task.teacher", "--weights")  # arguments that are files
@@ -148,14 +148,17 @@ def check_module(run: Run, names: Sequence[str]) -> Iterator[Finding]:
 def check_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[Finding]:
   """Yields a refusal for each argument that names a file which workers do not have."""
   config = find_flag_value(run.args, "--config").partition(":")[0]
-  if config and not is_on_workers(run, config, names):
+  recipe = f"configs/{config}.py"  # of a config that is the name of a recipe
+  if config and not is_on_workers(run, config, names) and recipe not in names:
     if (root / config).exists():
       text = f"{config} exists, but is not sent to the workers, because git ignores it in {root}. "
       text += "Remove it from .gitignore"
     elif pathlib.Path(config).exists():
       text = f"{config} must be relative to the root of the repository, {root}. Write it as configs/a.py"
     else:
-      near = difflib.get_close_matches(config, [name for name in names if name.endswith(".py")], 1, 0.6)
+      recipes = [name.removeprefix("configs/").removesuffix(".py") for name in names if name.startswith("configs/")]
+      known = recipes if "/" not in config else [name for name in names if name.endswith(".py")]
+      near = difflib.get_close_matches(config, known, 1, 0.6)
       text = f"the file {config} does not exist in {root}{f'. Did you mean {near[0]}?' if near else ''}"
     yield Finding("refuse", f"--config: {text}")
   for flag in _FILES:

@@ -11,15 +11,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launch import bundle, checks, errors, gke, mailbox, removal, spec, states
-from launch.errors import LaunchError, UnknownError, format_utc, print_line
-from launch.event_log import EventLog, get_log_directory
-from launch.mailbox import LeaseHeldError
-from launch.spec import Run
-from launch.states import OVER, WATCHING, State
-from launch.states import make_engine as engine_of
-from launch.storage import open_storage
-from launch.watch import Watcher, make_lease
+from . import bundle, checks, errors, gke, mailbox, removal, spec, states
+from .errors import LaunchError, UnknownError, format_utc, print_line
+from .event_log import EventLog, get_log_directory
+from .mailbox import LeaseHeldError
+from .spec import Run
+from .states import OVER, WATCHING, State
+from .states import make_engine as engine_of
+from .storage import open_storage
+from .watch import Watcher, make_lease
 
 PLACE = ("backend", "project", "zones", "cluster", "namespace", "hosts", "workdir")  # fields that locate machines
 STOP_POLL = 2.0  # seconds between two looks at programs that stop
@@ -356,7 +356,7 @@ def _detach(run: Run) -> int:
   """Watches from a process in the background."""
   log = get_log_directory() / f"{run.name}.log"
   with open(log, "ab") as file:
-    words = [sys.executable, "-m", "launch", "adopt", run.name]
+    words = [sys.executable, "-m", __package__, "adopt", run.name]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
   print_line(f"{run.name}: watched by process {process.pid}, which writes to {log}")
   return errors.DONE

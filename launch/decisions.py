@@ -9,10 +9,10 @@ budget.
 
 from dataclasses import replace
 
-from launch import errors, mailbox, states
-from launch.errors import amount
-from launch.spec import Run
-from launch.states import DELETING, IDLE, OVER, WATCHING, Action, Observation, State
+from . import errors, mailbox, states
+from .errors import amount
+from .spec import Run
+from .states import DELETING, IDLE, OVER, WATCHING, Action, Observation, State
 
 Decision = tuple[State, list[Action]]
 

@@ -12,6 +12,7 @@ import functools
 import http.client
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,6 +25,10 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 V = TypeVar("V")
+
+# The command of this package: in a clone, and of an installed package, which has another name.
+COMMAND = "python -m launch" if __package__ == "launch" else "vit-launch"
+_WRITTEN = re.compile(r"\bpython -m launch(?![\w.])")  # the command in messages
 
 DONE = 0
 BUG = 1
@@ -99,8 +104,11 @@ class PrintableStream:
     self._stream = stream
 
   def write(self, text: str) -> int:
-    """Writes text, in which words of clouds, programs, event logs and reports may contain control characters."""
-    self._stream.write(replace_unprintable(text))
+    """Writes text, in which words of clouds, programs, event logs and reports may contain control characters.
+
+    Messages contain the command of a clone. It is replaced by the command of this package.
+    """
+    self._stream.write(replace_unprintable(_WRITTEN.sub(COMMAND, text)))
     return len(text)
 
   def __getattr__(self, name: str) -> Any:

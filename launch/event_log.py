@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from launch import mailbox, spec, states
-from launch.errors import AT_HOME, IN_FLIGHT, LaunchError, UnknownError, convert_unexpected
-from launch.states import State
-from launch.storage import Storage, read_regular_file
+from . import mailbox, spec, states
+from .errors import AT_HOME, IN_FLIGHT, LaunchError, UnknownError, convert_unexpected
+from .states import State
+from .storage import Storage, read_regular_file
 
 Event = dict[str, Any]
 COPY = "journal.jsonl"  # in the run's directory

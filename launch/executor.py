@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from launch import errors, machine, mailbox, manifests, program, service
-from launch.errors import LaunchError, UnknownError
-from launch.mailbox import EXITED, READY, RUNNING
-from launch.program import WorkerLog
+from . import errors, machine, mailbox, manifests, program, service
+from .errors import LaunchError, UnknownError
+from .mailbox import EXITED, READY, RUNNING
+from .program import WorkerLog
 
 T = TypeVar("T")
 TICK = 0.1  # seconds

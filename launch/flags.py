@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from launch import bundle, spec, storage, tpus
-from launch.errors import LaunchError
+from . import bundle, spec, storage, tpus
+from .errors import LaunchError
 
 USE = """Starts runs on TPU VMs, GKE, your own hosts or this machine, restarts them, and deletes their machines.
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch import tpus
-from launch.errors import (
+from . import tpus
+from .errors import (
   CALL,
   DENIED,
   NO_CAPACITY,
@@ -23,7 +23,7 @@ from launch.errors import (
   call,
   parse_json,
 )
-from launch.states import (  # fmt: skip
+from .states import (  # fmt: skip
   DELETING,
   FAILED,
   LOST,
@@ -34,7 +34,7 @@ from launch.states import (  # fmt: skip
   MachineStatus,
   Resource,
 )
-from launch.states import make_resource as labelled_resource
+from .states import make_resource as labelled_resource
 
 TIMEOUT = CALL  # gcloud's own repetitions end after 33 s
 GROUPS = ("queued-resources", "tpu-vm")

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch import errors, manifests, spec, states, tpus
-from launch.errors import DENIED, USAGE, LaunchError, QuotaError, UnknownError, amount
-from launch.manifests import JOBSETS
-from launch.states import Commands, MachineStatus, Resource
+from . import errors, manifests, spec, states, tpus
+from .errors import DENIED, USAGE, LaunchError, QuotaError, UnknownError, amount
+from .manifests import JOBSETS
+from .states import Commands, MachineStatus, Resource
 
 TIMEOUT = errors.CLUSTER_CALL  # seconds for a command; each request of it may take 20
 # Reasons of a waiting container that do not pass by themselves.

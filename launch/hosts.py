@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launch import errors, event_log, manifests, service, spec, states
-from launch.errors import CALL, LaunchError, UnknownError, amount
+from . import errors, event_log, manifests, service, spec, states
+from .errors import CALL, LaunchError, UnknownError, amount
 
 DEADLINE = CALL  # seconds for a command
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15",
@@ -162,7 +162,7 @@ def make_resources(services: Iterable[Mapping[str, object]], location: str) -> l
 def _build_command(host: str, words: Sequence[str]) -> list[str]:
   """Returns the argument list of a command of `launch.worker` on a host."""
   if host == _HERE:
-    return [sys.executable, "-m", "launch.worker", *words]
+    return [sys.executable, "-m", f"{__package__}.worker", *words]
   remote = shlex.join(["sh", "-c", _BRING, "sh", hashlib.sha256(get_package()).hexdigest()[:16], *words])
   return [*_SSH, host, f"{remote}; exit $?"]
 

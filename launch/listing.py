@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from launch import commands, errors, mailbox, removal, spec, states
-from launch.errors import LaunchError, UnknownError, format_utc, print_line, to_one_line
-from launch.event_log import EventLog, list_runs
-from launch.mailbox import LeaseHeldError
-from launch.removal import ELSEWHERE, RunFacts
-from launch.spec import Run
-from launch.states import DELETING, IDLE, OVER, WATCHING, State
-from launch.states import make_engine as engine_of
-from launch.storage import open_storage
-from launch.watch import make_lease
+from . import commands, errors, mailbox, removal, spec, states
+from .errors import LaunchError, UnknownError, format_utc, print_line, to_one_line
+from .event_log import EventLog, list_runs
+from .mailbox import LeaseHeldError
+from .removal import ELSEWHERE, RunFacts
+from .spec import Run
+from .states import DELETING, IDLE, OVER, WATCHING, State
+from .states import make_engine as engine_of
+from .storage import open_storage
+from .watch import make_lease
 
 # Descriptions of the stages, for the user.
 STAGES = {

@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch import commands, errors, mailbox
-from launch.errors import LaunchError
-from launch.event_log import Event, EventLog
-from launch.spec import Run
-from launch.storage import open_storage
+from . import commands, errors, mailbox
+from .errors import LaunchError
+from .event_log import Event, EventLog
+from .spec import Run
+from .storage import open_storage
 
 
 def logs(args: argparse.Namespace) -> int:

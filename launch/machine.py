@@ -32,9 +32,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from launch.errors import DENIED, LaunchError, UnknownError, amount, convert_unexpected
-from launch.spec import Run
-from launch.storage import Storage, Token
+from .errors import DENIED, LaunchError, UnknownError, amount, convert_unexpected
+from .spec import Run
+from .storage import Storage, Token
 
 TRIES = 6  # number of tries of a request
 # The coordinator uses the first free one of these ports. The firewall rule in docs/guides/tpu-vms.md opens them. JAX's

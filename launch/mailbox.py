@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from launch import spec
-from launch.errors import USAGE, LaunchError, UnknownError, guard_function, to_one_line
-from launch.storage import Storage, StoredFile
+from . import spec
+from .errors import USAGE, LaunchError, UnknownError, guard_function, to_one_line
+from .storage import Storage, StoredFile
 
 T = TypeVar("T")
 TIME_ENDED = "its time has ended"  # detail of a worker after the machine time is used up

@@ -17,9 +17,9 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from launch import spec, tpus
-from launch.errors import LaunchError, UnknownError
-from launch.states import FATAL
+from . import spec, tpus
+from .errors import LaunchError, UnknownError
+from .states import FATAL
 
 GROUP, VERSION = "jobset.x-k8s.io", "v1alpha2"
 JOBSETS = f"jobsets.{GROUP}"

@@ -18,10 +18,10 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from launch import errors, gke, machine, storage
-from launch.errors import LaunchError, UnknownError, amount, convert_unexpected, guard_function
-from launch.manifests import JOBSETS
-from launch.spec import Run
+from . import errors, gke, machine, storage
+from .errors import LaunchError, UnknownError, amount, convert_unexpected, guard_function
+from .manifests import JOBSETS
+from .spec import Run
 
 TIMEOUT = 15.0  # seconds for an answer
 LONGEST = 2**24  # bytes of an answer

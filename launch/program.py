@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from launch import machine, storage
-from launch.errors import LaunchError, UnknownError, format_utc
-from launch.spec import Run
+from . import machine, storage
+from .errors import LaunchError, UnknownError, format_utc
+from .spec import Run
 
 STATUS = "VITJAX_STATUS"
 HANG, KILLED = 43, 137  # exit codes of vit_jax/runtime/exits.py

@@ -14,9 +14,9 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch import errors, gcloud, mailbox, manifests, spec, states, storage, tpus
-from launch.errors import LaunchError, QuotaError, UnknownError
-from launch.states import ABSENT, DELETING, LOST, READY, Commands, MachineStatus, Resource
+from . import errors, gcloud, mailbox, manifests, spec, states, storage, tpus
+from .errors import LaunchError, QuotaError, UnknownError
+from .states import ABSENT, DELETING, LOST, READY, Commands, MachineStatus, Resource
 
 QUEUED, NODES = gcloud.GROUPS
 _SCOPES = "https://www.googleapis.com/auth/cloud-platform"

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from launch import errors, states
-from launch.errors import LaunchError, UnknownError, print_line
-from launch.event_log import EventLog
-from launch.mailbox import LeaseHeldError
-from launch.spec import Run
-from launch.states import OVER, State
+from . import errors, states
+from .errors import LaunchError, UnknownError, print_line
+from .event_log import EventLog
+from .mailbox import LeaseHeldError
+from .spec import Run
+from .states import OVER, State
 
 # States of machines that do not end by themselves, and still use quota or cost.
 DEAD = (states.LOST, states.FAILED, states.DONE)

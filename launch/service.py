@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launch import program
-from launch.errors import LaunchError, UnknownError, convert_unexpected
+from . import program
+from .errors import LaunchError, UnknownError, convert_unexpected
 
 ROOT = pathlib.Path(__file__).absolute().parent.parent  # the directory that contains the package
 SYSTEMD = pathlib.Path("/run/systemd/system")  # exists if systemd is running: sd_booted(3)
@@ -149,7 +149,7 @@ class Service:
         fcntl.flock(turn, fcntl.LOCK_EX)
       if self.is_alive():
         return f"{self.name} is already running as process {self.process()}"
-      run = [sys.executable, "-m", "launch.worker", "run", *words]
+      run = [sys.executable, "-m", f"{__package__}.worker", "run", *words]
       output, process = self.folder / "worker.txt", None
       if systemd and SYSTEMD.exists() and os.geteuid() == 0:
         result = _run_systemd(build_command(self.name, run, grace))

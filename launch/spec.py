@@ -10,8 +10,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from launch import tpus
-from launch.errors import LaunchError
+from . import tpus
+from .errors import LaunchError
 
 BACKENDS = ("local", "qr", "gke", "hosts")
 YEAR = 24.0 * 365  # hours

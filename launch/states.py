@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from launch.errors import GuardedObject, LaunchError, UnknownError, amount
-from launch.mailbox import ENDED, EXITED, RUNNING, Order, Reports, WorkerReport
-from launch.spec import Run
+from .errors import GuardedObject, LaunchError, UnknownError, amount
+from .mailbox import ENDED, EXITED, RUNNING, Order, Reports, WorkerReport
+from .spec import Run
 
 # States of the machines of an attempt. ABSENT needs an answer of the cloud that the machines do not exist. An unknown
 # word of a cloud counts as STARTING, which has a time limit.
@@ -170,7 +170,7 @@ class Engine(Protocol):
 
 def make_engine(run: Run) -> Engine:
   """Returns the engine of a run's backend. The module of a backend contains its class `Engine`."""
-  module = importlib.import_module(f"launch.{'hosts' if run.backend == 'local' else run.backend}")
+  module = importlib.import_module(f"{__package__}.{'hosts' if run.backend == 'local' else run.backend}")
   return cast(Engine, GuardedObject(module.Engine(run), run.backend))
 
 

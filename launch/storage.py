@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from email.message import Message
 from typing import Any
 
-from launch.errors import DENIED, LaunchError, UnknownError, call, convert_unexpected, guard_function
+from .errors import DENIED, LaunchError, UnknownError, call, convert_unexpected, guard_function
 
 LARGEST = 2**28 + 1  # bytes of a file that are read
 TRIES, TIMEOUT = 5, 20.0  # tries of a request, and seconds for each

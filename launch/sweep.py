@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launch import checks, errors, event_log, spec, storage
-from launch.errors import LaunchError, UnknownError
-from launch.mailbox import Lease
-from launch.spec import Run
-from launch.watch import BEATS
+from . import checks, errors, event_log, spec, storage
+from .errors import LaunchError, UnknownError
+from .mailbox import Lease
+from .spec import Run
+from .watch import BEATS
 
 MODULE = "vit_jax.sweep"
 REQUIRED = ("vit_jax", "jax")  # packages that list the trials and select the best setting
@@ -156,7 +156,7 @@ def _select_verb(run: Run) -> str:
 
 def build_command(run: Run) -> list[str]:
   """Returns the argument list of the process that works on a trial."""
-  verb, words = _select_verb(run), [sys.executable, "-m", "launch"]
+  verb, words = _select_verb(run), [sys.executable, "-m", __package__]
   if verb != "run":
     return [*words, verb, run.name, f"--workdir={run.workdir}", *["--yes"] * (verb == "down")]
   # A file describes the run, because other users of this machine see the arguments of a command.

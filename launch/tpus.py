@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import re
 
-from launch.errors import LaunchError
+from .errors import LaunchError
 
 
 @dataclasses.dataclass(frozen=True)

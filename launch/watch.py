@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launch import bundle, decisions, errors, mailbox, removal, states
-from launch.errors import LaunchError, UnknownError, format_utc, print_line
-from launch.event_log import EventLog
-from launch.mailbox import Lease, LeaseHeldError
-from launch.spec import Run
-from launch.states import IDLE, OVER, WATCHING, Action, Observation, State
-from launch.states import make_engine as engine_of
-from launch.storage import open_storage
+from . import bundle, decisions, errors, mailbox, removal, states
+from .errors import LaunchError, UnknownError, format_utc, print_line
+from .event_log import EventLog
+from .mailbox import Lease, LeaseHeldError
+from .spec import Run
+from .states import IDLE, OVER, WATCHING, Action, Observation, State
+from .states import make_engine as engine_of
+from .storage import open_storage
 
 BEATS = 6.0  # polls in the duration of the lease
 NEWS = 60.0  # seconds between two lines about the same subject

@@ -18,9 +18,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launch import errors, executor, machine, mailbox, program, service, spec, storage
-from launch.errors import LaunchError, UnknownError
-from launch.program import WorkerLog
+from . import errors, executor, machine, mailbox, program, service, spec, storage
+from .errors import LaunchError, UnknownError
+from .program import WorkerLog
 
 PATIENCE = 600.0  # seconds for which requests to a directory that does not answer are repeated
 

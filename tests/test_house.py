@@ -74,12 +74,17 @@ def imported(file):
 def find_imports(tree):
   """Yields the modules of vit_jax and launch that a syntax tree imports."""
   for node in ast.walk(tree):
-    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("vit_jax", "launch"):
+    if isinstance(node, ast.ImportFrom) and (package := name_module(node)).split(".")[0] in ("vit_jax", "launch"):
       for alias in node.names:
-        inside = f"{node.module}.{alias.name}"
-        yield inside if inside in MODULES else node.module
+        inside = f"{package}.{alias.name}"
+        yield inside if inside in MODULES else package
     elif isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names if alias.name in MODULES)
+
+
+def name_module(node):
+  """Returns the full name of the module of a `from` import. Only `launch` has relative imports."""
+  return ".".join([*["launch"] * node.level, *filter(None, [node.module])])
 
 
 def shelf(name):
@@ -143,6 +148,20 @@ def test_launch_imports_only_the_standard_library():
   assert {file: names - allowed for file, names in tops.items() if names - allowed} == {}
 
 
+def test_only_launch_has_relative_imports_and_no_others_of_itself():
+  """An installed package has another name than the folder, see setup.py."""
+  levels = {
+    file: {node.level for node in ast.walk(parse(file)) if isinstance(node, ast.ImportFrom)}
+    for file in (*FILES, *LAUNCH)
+  }
+  assert [file for file in FILES if levels[file] - {0}] == [] == [file for file in LAUNCH if levels[file] - {0, 1}]
+  absolute = {
+    file: [node for node in ast.walk(parse(file)) if isinstance(node, ast.ImportFrom) and node.level == 0]
+    for file in LAUNCH
+  }
+  assert [file for file, nodes in absolute.items() if "launch" in {node.module.split(".")[0] for node in nodes}] == []
+
+
 @pytest.mark.heavy
 def test_launch_is_importable_without_installed_packages():
   modules = [module(file) for file in LAUNCH if not file.endswith("__main__.py")]
@@ -156,7 +175,7 @@ def list_imports(tree):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-      yield node.module if node.level == 0 else "."
+      yield name_module(node)
 
 
 def code_lines(text):

@@ -70,7 +70,8 @@ FOREIGN = {
   each.name.split(".")[0] if isinstance(node, ast.Import) else each.asname or each.name
   for tree in FILES.values()
   for node in ast.walk(tree)
-  if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module.split(".")[0] not in FOLDERS)
+  if isinstance(node, ast.Import)
+  or (isinstance(node, ast.ImportFrom) and node.level == 0 and node.module.split(".")[0] not in FOLDERS)
   for each in node.names
 } - {*FOLDERS}
 # First components of config keys: fields of the classes of a config, and choices inside `model`.
@@ -90,7 +91,9 @@ def list_names(place: str) -> Definitions:
     if isinstance(node, ast.Import):
       names |= {each.asname or each.name.split(".")[0]: each.name for each in node.names}
     elif isinstance(node, ast.ImportFrom):
-      names |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+      package = [place.rpartition(".")[0]] if node.level else []  # of a relative import
+      module = ".".join([*package, *filter(None, [node.module])])
+      names |= {each.asname or each.name: f"{module}.{each.name}" for each in node.names}
   return names | list_body(MODULES[place]) if place in MODULES else names
 
 

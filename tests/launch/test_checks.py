@@ -65,6 +65,8 @@ def test_exit_code_is_the_code_of_the_first_refusal(codes, code):
   [
     ("qr", ["--config=configs/b.py"], "--config: the file configs/b.py does not exist in "),
     ("qr", ["--config=configs/b.py"], "Did you mean configs/a.py?"),
+    ("qr", ["--config=aa:B/16"], "the file aa does not exist in"),
+    ("qr", ["--config=aa:B/16"], "Did you mean a?"),
     ("qr", ["--config=/etc/hosts:B/16"], "--config: /etc/hosts exists, but is not sent to the workers"),
     ("local", ["--config=configs/b.py"], "--config: the file configs/b.py does not exist"),
     ("qr", ["--config=data/new.py"], "--config: data/new.py exists, but is not sent to the workers"),
@@ -86,6 +88,7 @@ def test_files_that_workers_lack_are_refused(here, backend, args, word):
   [
     ("qr", ["--config=configs/a.py:B/16", "--config.init.from=gs://bkt/B_16.npz", "--config.data.path=small"]),
     ("qr", ["--config=./configs/a.py", "--config.init.from=none"]),
+    ("qr", ["--config=a:B/16"]),
     ("hosts", ["--config=/shared/a.py", "--weights=/shared/B_16.npz", "--config.data.path=/shared/data"]),
   ],
 )
