@@ -73,7 +73,7 @@ def test_parameters_flag_prints_all_parameters(tmp_path, monkeypatch, capsys):
     ("digits", "vit_jax.predict --weights=runs/a PHOTO"),
     (
       "dinov2",
-      "vit_jax.fewshot --config=configs/probes.py:knn,folder --config.image_size=224 "
+      "vit_jax.fewshot --config=probes:knn,folder --config.image_size=224 "
       "--config.evals.folder.data.path=LABELLED --weights=runs/a",
     ),
   ],

@@ -27,7 +27,7 @@ from vit_jax.schema import ConfigError, suggestions
 from vit_jax.schema.errors import format_names
 from vit_jax.storage import errors, paths
 
-CONFIG = "file, or file:argument; --config.KEY=VALUE changes a value"  # help of --config
+CONFIG = "file or name of a recipe, or either with :argument; --config.KEY=VALUE changes a value"  # help of --config
 CONFIGS = {"--config", "--show"}  # flags that name a config, which --config.KEY=VALUE changes
 IMPORT = "Python file or module that registers readers, tasks, models or evaluations; may be repeated"
 PARAMETERS = "print the table of all parameters too"  # help of --parameters

@@ -145,8 +145,7 @@ def suggest_next_command(run: BoundRun, workdir: pathlib.Path) -> str:
     return f"python -m vit_jax.predict {weights} PHOTO"
   size = schema.texts.format_flag("config.image_size", run.data.image_size)
   return (
-    f"python -m vit_jax.fewshot --config=configs/probes.py:knn,folder {size} "
-    f"--config.evals.folder.data.path=LABELLED {weights}"
+    f"python -m vit_jax.fewshot --config=probes:knn,folder {size} --config.evals.folder.data.path=LABELLED {weights}"
   )
 
 

@@ -152,32 +152,74 @@ def clone(tmp_path, monkeypatch):
     ("config/folder.py", "configs/folder.py"),
     ("configs/folder", "configs/folder.py"),
     ("folder.py", "configs/folder.py"),
-    ("digits", "configs/digits.py"),
+    ("digit", "digits"),
+    ("ablation/position", "configs/ablations/position.py"),
+    ("position", "configs/ablations/position.py"),
+    ("fodler:ViT-S/16", "folder"),
     ("position.py", "configs/ablations/position.py"),
     ("configs/digit.py", "configs/digits.py"),
     ("configs/folder:ViT-S/16", "configs/folder.py"),
   ],
 )
 def test_wrong_path_suggests_the_nearest_recipe(clone, path, meant):
-  with pytest.raises(ConfigError, match=rf"^--config: no file '{path.partition(':')[0]}'\. Did you mean '{meant}'\?"):
+  name = path.partition(":")[0]
+  with pytest.raises(ConfigError, match=rf"^--config: no file (or recipe )?'{name}'\. Did you mean '{meant}'\?"):
     flags.load_config(path)
 
 
-def test_recipe_is_suggested_from_another_folder(clone, tmp_path_factory, monkeypatch):
+def test_recipe_is_suggested_by_name_from_another_folder(clone, tmp_path_factory, monkeypatch):
   monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-  with pytest.raises(ConfigError, match=rf"Did you mean '{clone}/configs/digits\.py'\?"):
+  with pytest.raises(ConfigError, match=r"no file 'configs/digits\.py'\. Did you mean 'digits'\?"):
     flags.load_config("configs/digits.py")
 
 
-def test_error_without_recipes_names_their_repository_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  ("text", "split"),
+  [
+    ("digits", ("digits", "")),
+    ("folder:ViT-S/16", ("folder", "ViT-S/16")),
+    ("ablations/position:x", ("ablations/position", "x")),
+    ("folder:x.py:y", ("folder", "x.py:y")),
+  ],
+)
+def test_recipe_is_found_by_name_in_any_folder(clone, tmp_path_factory, monkeypatch, text, split):
+  monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+  assert flags.split_argument(text) == (f"{clone}/configs/{split[0]}.py", split[1])
+
+
+def test_installed_recipes_take_precedence_over_a_neighbouring_folder(clone):
+  assert {*flags.list_recipes()} == {"digits", "folder", "ablations/position"}
+  file = clone / "vit_jax/recipes/digits.py"
+  file.parent.mkdir(parents=True)
+  file.touch()
+  assert flags.list_recipes() == {"digits": file}
+
+
+@pytest.mark.parametrize("local", ["digits", "digits.py"])
+def test_local_file_with_the_name_of_a_recipe_is_an_error(clone, tmp_path_factory, monkeypatch, local):
+  folder = tmp_path_factory.mktemp("elsewhere")
+  (folder / local).write_text("x = 1")
+  monkeypatch.chdir(folder)
+  with pytest.raises(ConfigError, match=rf"^--config: 'digits' is a recipe .* the file '{local}' exists too"):
+    flags.split_argument("digits:x")
+  assert flags.split_argument(f"./{local}") == (f"./{local}", "")
+  monkeypatch.chdir(clone / "configs")  # there, digits.py is the recipe itself
+  assert flags.split_argument("digits") == (f"{clone}/configs/digits.py", "")
+
+
+def test_error_of_a_recipe_with_an_argument_names_the_line(clone):
+  (clone / "configs/folder.py").write_text("def get_config(word):\n  return int(word)\n")
+  with pytest.raises(ConfigError, match=r"^--config: folder:a/b, line 2: ValueError: invalid literal"):
+    flags.load_config("folder:a/b")
+
+
+def test_error_without_recipes_explains_how_to_write_a_config(tmp_path, monkeypatch):
   monkeypatch.setattr(flags, "__file__", str(tmp_path / "site-packages/vit_jax/config/flags.py"))
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ConfigError) as error:
     flags.load_config("configs/digits.py")
   message = str(error.value)
-  assert message.startswith(
-    "--config: no file 'configs/digits.py'. The recipes are in the folder configs/ of the repository"
-  )
+  assert message.startswith("--config: no file 'configs/digits.py'. Write a file that defines get_config()")
   assert "Allowed" not in message and "docs/extend/index.md" in message
 
 

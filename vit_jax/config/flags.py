@@ -20,7 +20,7 @@ def load_module(path: str) -> tuple[types.ModuleType, str]:
   """Runs a config file.
 
   Args:
-    path: the file, with an optional argument: `FILE` or `FILE:ARGUMENT`.
+    path: a file or the name of a recipe, with an optional argument, see `split_argument`.
 
   Returns:
     The module of the file, and the argument, which is "" by default.
@@ -45,57 +45,73 @@ def load_module(path: str) -> tuple[types.ModuleType, str]:
 
 
 def split_argument(text: str) -> tuple[str, str]:
-  """Splits the value of --config, `FILE` or `FILE:ARGUMENT`.
+  """Splits the value of --config: `FILE`, `FILE:ARGUMENT`, `RECIPE` or `RECIPE:ARGUMENT`.
 
   Names of directories may contain a colon. The file name ends at the first colon for which the text before it is an
-  existing file. If there is no such colon, it ends at the first `.py:`.
+  existing file. If there is no such colon, it ends at the first `.py:`. A recipe is named by its path in configs/
+  without `.py`, such as `digits` or `ablations/block`.
 
   Args:
     text: the value of the flag.
 
   Returns:
-    The file and the argument, which is "" by default.
+    The file and the argument, which is "" by default. The file of a recipe is the one that belongs to this package.
+
+  Raises:
+    ConfigError: the text before the first colon is a recipe, and a file of the same name is in the current directory.
   """
+  recipes = list_recipes()
   colons = [position for position, letter in enumerate(text) if letter == ":"]
   for position in [*colons, len(text)]:
-    if pathlib.Path(text[:position]).is_file():
+    if text[:position] not in recipes and pathlib.Path(text[:position]).is_file():
       return text[:position], text[position + 1 :]
+  name, _, argument = text.partition(":")
+  if name in recipes:
+    for local in (name, f"{name}.py"):
+      if (file := pathlib.Path(local)).is_file() and not file.samefile(recipes[name]):
+        raise ConfigError(
+          f"--config: {show(name)} is a recipe of vit_jax, and the file {show(local)} exists too. "
+          f"Write ./{name}.py for a file, or rename the file"
+        )
+    return str(recipes[name]), argument
   first = text.find(".py:")
   position = first + 3 if first >= 0 else colons[0] if colons else len(text)
   return text[:position], text[position + 1 :]
 
 
+def list_recipes() -> dict[str, pathlib.Path]:
+  """Returns {name: file} of the recipes that belong to this package.
+
+  They are in the folder `configs` of a clone, and in the folder `recipes` of an installed package.
+  """
+  package = pathlib.Path(__file__).parents[1]
+  folders = (package / "recipes", package.parent / "configs")
+  folder = next((folder for folder in folders if (folder / "digits.py").is_file()), None)
+  files = sorted(folder.rglob("*.py")) if folder else []
+  return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files if folder}
+
+
 def _explain_missing_file(path: str) -> str:
   """Returns the message for a --config that is not a file.
 
-  The message suggests a similar file, or the location of the recipes.
+  The message suggests a similar file or recipe.
   """
   file = pathlib.Path(path)
   if file.is_dir():
     advice = " To continue or evaluate an existing run, use --workdir" if (file / "config.json").exists() else ""
     kind = f"{show(path)} is a folder, not a file.{advice or ' Name a Python file in it'}"
   else:
-    kind = f"no file {show(path)}"
+    kind = f"no file {'' if file.suffix == '.py' or '/' in path else 'or recipe '}{show(path)}"
   siblings = [str(other) for other in sorted(file.parent.glob("*.py")) if other.is_file()]
-  known = _list_recipes()
+  here, recipes = pathlib.Path.cwd(), list_recipes()
+  known = [str(file.relative_to(here)) if file.is_relative_to(here) else name for name, file in recipes.items()]
   wanted = file.name.removesuffix(".py")
   named = [other for other in [*siblings, *known] if wanted and pathlib.Path(other).stem == wanted]
   if named:
     return f"--config: {kind}. Did you mean {show(named[0])}?"
-  if near := suggest_nearest(path, siblings) or suggest_nearest(path, known):
+  if near := suggest_nearest(path, siblings) or suggest_nearest(path, [*recipes]) or suggest_nearest(path, known):
     return f"--config: {kind}.{near}"
-  return (
-    f"--config: {kind}. The recipes are in the folder configs/ of the repository, which pip does not install: run the "
-    "command in a clone of it, or write a file that defines get_config(), see docs/extend/index.md"
-  )
-
-
-def _list_recipes() -> list[str]:
-  """Returns the shipped config files, relative to the current directory if possible, or [] outside of a clone."""
-  folder = pathlib.Path(__file__).parents[2] / "configs"
-  here = pathlib.Path.cwd()
-  files = sorted(folder.rglob("*.py")) if (folder / "digits.py").is_file() else []
-  return [str(file.relative_to(here) if file.is_relative_to(here) else file) for file in files]
+  return f"--config: {kind}. Write a file that defines get_config(), see docs/extend/index.md"
 
 
 def _may_define(file: pathlib.Path, name: str) -> bool:
@@ -117,7 +133,8 @@ def load_config(path: str, overrides: Mapping[str, str] | None = None) -> ml_col
   """Loads a config file and applies flags.
 
   Args:
-    path: the file, with an optional argument: `configs/digits.py` or `configs/folder.py:ViT-S/16`.
+    path: a file or the name of a recipe, with an optional argument: `configs/digits.py`, `digits` or
+      `folder:ViT-S/16`.
     overrides: maps keys such as "optim.lr" to their values as text.
 
   Returns:

@@ -285,7 +285,7 @@ def _describe_next_step(root: pathlib.Path, remaining: int, moving: bool) -> str
   """Returns a line with the next command after a check of a folder that a run can read."""
   if not remaining:
     path = texts.format_flag("config.data.path", root)
-    return f"next: python -m vit_jax.train --config=configs/folder.py:cct_2_3x2_32 --workdir=runs/a {path}"
+    return f"next: python -m vit_jax.train --config=folder:cct_2_3x2_32 --workdir=runs/a {path}"
   if moving:
     return "next: fix or remove the bad images that were not moved"
   command = f"python -m vit_jax.prepare {texts.format_flag('check', root)} --move-bad=DIR"

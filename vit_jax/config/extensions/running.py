@@ -44,7 +44,8 @@ def call_function(path: str, function: Callable[..., Result], *arguments: object
   except ConfigError:
     raise
   except (Exception, SystemExit) as error:  # the file is the user's program and may raise any error
-    name = pathlib.Path(path.partition(".py:")[0]).with_suffix(".py").name
+    file = path.partition(".py:" if ".py" in path else ":")[0]  # without ".py", it is the name of a recipe
+    name = pathlib.Path(file).with_suffix(".py").name
     frames = [f for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).name == name]
     # An error that the file raises itself has a message for the user.
     own = isinstance(error, ValueError) and frames and (frames[-1].line or "").startswith("raise")
