@@ -1,6 +1,6 @@
 """Packaging. Bounds are the versions that the test suite has run with, up to the next one that may break."""
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 TPU = ["jax[tpu]>=0.10.2,<0.12"]  # with the compiler, which plans use and tests too; it needs no TPU
 GCS = ["gcsfs>=2026.9,<2027"]  # runs and data in buckets; with fsspec, aiohttp, requests and google-auth
@@ -24,12 +24,18 @@ TRACKIO = ["trackio>=0.43,<0.50"]
 REPORT = ["altair>=6,<7", "vl-convert-python>=1.9,<2"]
 
 setup(
-  name="vit_jax",
-  version="0.1.0",
-  description="Vision Transformers in JAX: configs, exact restarts, any number of devices",
-  packages=find_packages(include=["vit_jax", "vit_jax.*", "launch", "launch.*"]),
-  package_data={"launch": ["startup.sh.in"], "vit_jax": ["reports/page.html.j2", "certificates/*.json"]},
-  python_requires=">=3.11,<3.14",
+  # Folders of the repository that an installed package has under other names. `launch` and `configs` are too common.
+  packages=[
+    *find_namespace_packages(include=["vit_jax", "vit_jax.*"], exclude=["*.__pycache__"]),
+    "vit_jax.recipes",
+    "vit_jax.recipes.ablations",
+    "vit_launch",
+  ],
+  package_dir={"vit_jax.recipes": "configs", "vit_launch": "launch"},
+  package_data={
+    "vit_jax": ["py.typed", "reports/page.html.j2", "certificates/*.json"],
+    "vit_launch": ["py.typed", "startup.sh.in"],
+  },
   install_requires=[
     "jax>=0.10.2,<0.12",
     "flax>=0.12.8,<0.13",

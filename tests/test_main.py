@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import vit_jax
 from tests.test_house import FLOORS
 from vit_jax import __main__ as listing
 
@@ -20,17 +21,30 @@ def test_list_has_a_line_for_every_verb(capsys):
   assert "train     Trains a model\n" in output
 
 
-@pytest.mark.parametrize(
-  ("words", "message"),
-  [
-    (["train", "--config=a b.py"], "verbs are written with a dot. Run: python -m vit_jax.train '--config=a b.py'"),
-    (["plan"], "python -m vit_jax.plan --help"),
-    (["tarin"], "unknown verb 'tarin'. Did you mean 'train'?"),
-  ],
-)
-def test_verb_after_a_space_is_an_error_with_the_dotted_form(words, message, capsys):
-  assert listing.main(words) == 2
-  assert message in capsys.readouterr().err
+def test_verb_replaces_the_process_by_its_module(monkeypatch):
+  called = []
+  monkeypatch.setattr(os, "execv", lambda *words: called.append(words) or sys.exit())
+  monkeypatch.setattr(sys, "argv", ["vit-jax", "train", "--config=a b.py"])
+  for words in (None, ["train", "--config=a b.py"]):
+    with pytest.raises(SystemExit):
+      listing.main(words)
+  assert called == 2 * [(sys.executable, [sys.executable, "-m", "vit_jax.train", "--config=a b.py"])]
+
+
+@pytest.mark.heavy
+def test_verb_after_a_space_prints_the_help_of_its_module():
+  outputs = [
+    subprocess.run([sys.executable, "-m", *words, "--help"], capture_output=True, text=True, check=True).stdout
+    for words in (["vit_jax", "predict"], ["vit_jax.predict"])
+  ]
+  assert outputs[0] == outputs[1] and "--weights" in outputs[0]
+
+
+def test_unknown_verb_is_an_error_and_the_version_is_printed(capsys):
+  assert listing.main(["tarin"]) == 2
+  assert "unknown verb 'tarin'. Did you mean 'train'?" in capsys.readouterr().err
+  assert listing.main(["--version"]) == 0
+  assert capsys.readouterr().out == f"{vit_jax.__version__}\n"
 
 
 @pytest.mark.heavy

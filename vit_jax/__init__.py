@@ -63,7 +63,9 @@ def load(
 
 
 def __getattr__(name: str) -> object:
-  """Imports `vit_jax.models` at its first use."""
+  """Imports `vit_jax.models` and the version at their first use."""
+  if name == "__version__":
+    return importlib.import_module("vit_jax.schema.extras").VERSION
   if name != "models":
     raise AttributeError(f"module 'vit_jax' has no attribute {name!r}")
   return importlib.import_module("vit_jax.models")

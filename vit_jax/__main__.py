@@ -1,36 +1,40 @@
-"""Lists the verbs: python -m vit_jax"""
+"""Lists the verbs, or runs one of them: python -m vit_jax"""
 
 import ast
+import os
 import pathlib
-import shlex
 import sys
 
-from vit_jax.schema import suggest_nearest
+from vit_jax.schema import extras, suggest_nearest
 
 VERBS = ("train", "evaluate", "predict", "fewshot", "sweep", "plan", "prepare", "convert", "report")
 
 
-def main(words: list[str]) -> int:
-  """Prints the list of verbs. If a verb was written without a dot, prints the correct command.
+def main(words: list[str] | None = None) -> int:
+  """Prints the list of verbs, or replaces this process by the program of a verb.
+
+  The interpreter stays the same, and the process keeps its number.
 
   Args:
-    words: arguments of the command line, without the name of the program.
+    words: arguments of the command line, without the name of the program. The default is the arguments of this process.
 
   Returns:
-    The exit code: 0 for the list, 2 for a user error.
+    The exit code: 0 for the list, 2 for an unknown verb.
   """
-  verb, *rest = words or ["--help"]
+  verb, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
+  if verb in VERBS:
+    os.execv(sys.executable, [sys.executable, "-m", f"vit_jax.{verb}", *rest])
   if verb in ("-h", "--help", "help"):
     print("Vision Transformers in JAX. Each verb is a module. Use --help to list its flags:\n")
     for name in VERBS:
       print(f"  python -m vit_jax.{name:<10}{summarise_verb(name)}")
-    print("\nIn Python: import vit_jax; vit_jax.load('runs/a').predict('photo.jpg')")
+    print("\nThe program vit-jax runs the same modules: vit-jax train is python -m vit_jax.train")
+    print("In Python: import vit_jax; vit_jax.load('runs/a').predict('photo.jpg')")
     return 0
-  if verb in VERBS:
-    command = shlex.join([f"vit_jax.{verb}", *(rest or ["--help"])])
-    print(f"error: verbs are written with a dot. Run: python -m {command}", file=sys.stderr)
-  else:
-    print(f"error: unknown verb {verb!a}.{suggest_nearest(verb, VERBS)}", file=sys.stderr)
+  if verb == "--version":
+    print(extras.VERSION)
+    return 0
+  print(f"error: unknown verb {verb!a}.{suggest_nearest(verb, VERBS)}", file=sys.stderr)
   return 2
 
 
@@ -44,4 +48,4 @@ def summarise_verb(verb: str) -> str:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))
+  sys.exit(main())

@@ -79,7 +79,7 @@ def parsed(module: str, arguments: Sequence[str]) -> argparse.Namespace:
 
 def resolve(command: str) -> None:
   """Parses a command of a verb and resolves its config as the verb does, without data, weights and devices."""
-  python, m, module, *rest = words(command)
+  python, m, module, *rest = words(re.sub("^vit-jax ", "python -m vit_jax.", command))
   assert (python, m) == ("python", "-m") and module.removeprefix("vit_jax.") in VERBS, command
   resolve_verb(module.removeprefix("vit_jax."), rest)
 
@@ -184,7 +184,9 @@ def program(command: str) -> None:
 def package(command: str) -> None:
   """Finds a program, module or verb of `launch` that is named without arguments."""
   name = command.split()[-1]
-  if command.startswith("python -m launch "):
+  if command.startswith("vit-jax "):
+    assert name in VERBS
+  elif command.startswith(("python -m launch ", "vit-launch ")):
     assert name in launch_flags.VERBS
   elif command.startswith("python"):
     assert importlib.util.find_spec(name), command

@@ -13,7 +13,21 @@ SOURCES = [
   for file in sorted((ROOT / folder).rglob("*.py"))
 ]
 # A command starts with one of these words. Commands in prose outside of backticks start with one of the second list.
-PROGRAMS = ("python", "pip", "make", "tensorboard", "gcloud", "find", "nvidia-smi", "ssh", "kill", "mlflow", "trackio")
+PROGRAMS = (
+  "python",
+  "pip",
+  "vit-jax",
+  "vit-launch",
+  "make",
+  "tensorboard",
+  "gcloud",
+  "find",
+  "nvidia-smi",
+  "ssh",
+  "kill",
+  "mlflow",
+  "trackio",
+)
 IN_PROSE = r"(?:python -m [\w.]+|python examples/|pip install |make (?:digits|transfer|compare|bench|test|check)\b)"
 
 

@@ -13,6 +13,7 @@ from tests.documentation.references import FILES, MODULES, find_unknown
 OTHERS = {
   "configs.fewshot": {"configs/common_fewshot.py"},  # of big_vision
   "launch.checks": {"configs/a.py"},
+  "setup": {"vit_jax.recipes", "vit_jax.recipes.ablations"},  # names of `configs` in an installed package
   "vit_jax.corpora.plan": {"shuffle.get_bucket_number"},  # of TFDS
   "vit_jax.runtime.clusters": {"salloc"},
   "vit_jax.storage.archives": {"unzip"},

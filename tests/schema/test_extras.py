@@ -3,10 +3,11 @@
 import ast
 import pathlib
 import re
+import sys
 
 import pytest
 
-from vit_jax.schema import extras
+from vit_jax.schema import ConfigError, extras
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -25,6 +26,14 @@ def test_extras_match_setup():
 @pytest.mark.parametrize("extra", extras.EXTRAS)
 def test_advice_contains_the_extra_and_its_command(extra):
   assert extras.format_advice(extra) == f"the extra {extra}: pip install -e '.[{extra}]'"
+
+
+def test_advice_of_an_installed_package_names_its_distribution(monkeypatch, tmp_path):
+  monkeypatch.setattr(extras, "__file__", str(tmp_path / "vit_jax/schema/extras.py"))
+  assert extras.get_install_command("gcs") == "pip install 'vit-jax-framework[gcs]'"
+  monkeypatch.setitem(sys.modules, "tensorflow", None)
+  with pytest.raises(ConfigError, match=r"^mnist: TensorFlow is missing .* Run: pip install tensorflow$"):
+    extras.check_tensorflow("mnist")
 
 
 def test_install_commands_are_defined_once_and_spelt_alike():

@@ -1,7 +1,6 @@
 """Extraction of frozen features: each image is computed once per set of weights, with an optional cache on disk."""
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import pathlib
@@ -13,6 +12,7 @@ from vit_jax import models, runtime
 from vit_jax.data import sources, versions
 from vit_jax.data.bound_data import EvalData
 from vit_jax.evals.subject import EvalContext, Poll, Weights, compute_rows
+from vit_jax.schema import extras
 from vit_jax.storage import archives, files
 
 
@@ -86,7 +86,7 @@ def find_cache_file(
     kind: type of the features.
   """
   origin = {
-    "code": importlib.metadata.version("vit_jax"),
+    "code": extras.VERSION,
     "model": identity,
     "prepared": data.seen | {"exif": data.exif},
     "split": source.split,
