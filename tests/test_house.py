@@ -299,7 +299,10 @@ def test_names_of_tests_have_at_most_80_characters():
   assert len(names) > 1000 and [name for name in names if len(name) > 80] == []
 
 
-PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
+PAGES = [
+  *sorted(path.name for path in ROOT.glob("*.md")),
+  *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))),
+]
 
 
 @pytest.mark.parametrize("page", PAGES)

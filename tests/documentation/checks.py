@@ -37,6 +37,7 @@ VARIABLES |= {"$(ROUNDS)": "2", "$(MODEL)": "ViT-Ti/16"}
 PROGRAMS = {
   "tensorboard": (), "gcloud": ("auth", "services", "storage", "iam", "projects", "secrets", "compute"), "kill": (),
   "nvidia-smi": (), "ruff": ("check", "format"), "mlflow": ("ui",), "wandb": ("sync",), "trackio": ("show",),
+  "pre-commit": ("install",),
 }  # fmt: skip
 
 

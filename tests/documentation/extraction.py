@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = [
   file
   for folder in ("configs", "benchmarks", "examples", "tests/campaigns", "tests/parity", "vit_jax", "launch")
@@ -27,6 +27,7 @@ PROGRAMS = (
   "kill",
   "mlflow",
   "trackio",
+  "pre-commit",
 )
 IN_PROSE = r"(?:python -m [\w.]+|python examples/|pip install |make (?:digits|transfer|compare|bench|test|check)\b)"
 
@@ -49,7 +50,7 @@ def commands() -> list[Command]:
 
 def name_of(page: pathlib.Path) -> str:
   """Returns the path of a page in the folder of the documentation, such as "extend/task.md", or "README.md"."""
-  return page.name if page == ROOT / "README.md" else page.relative_to(ROOT / "docs").as_posix()
+  return page.name if page.parent == ROOT else page.relative_to(ROOT / "docs").as_posix()
 
 
 def of_markdown(text: str) -> list[str]:
