@@ -6,17 +6,25 @@
 # make transfer: features learned with labels, by masked patches, MAE, DINO and DINOv2, probed by k-NN and linearly.
 # make bench: compares a train step with PyTorch's and measures the loading of weights.
 # make docs: builds the documentation as a website in site/.  make docs-serve: shows it at http://localhost:8000.
+# make lock: writes requirements/*.txt for the present setup.py.  make lock UPGRADE=--upgrade: with the newest packages.
 # SEED=1 and WORKDIR=... select another run. ROUNDS=2 and MODEL=ViT-Ti/16 make the benchmarks shorter.
+# LOCK=requirements/gpu.txt installs for NVIDIA GPUs, tpu.txt for TPUs. LOCK= installs the newest packages that setup.py
+# allows, without hashes.
 
 PYTHON ?= python3
 VENV ?= .venv
 SEED ?= 0
+LOCK ?= requirements/cpu.txt
+UPGRADE ?=
 ROUNDS ?= 20
 MODEL ?= ViT-B/16
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar=on
+COMPILE = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+  --no-annotate $(UPGRADE)
 
-.PHONY: digits compare transfer lint check test test-long bench docs docs-serve clean
+.PHONY: digits compare transfer lint check test test-long bench docs docs-serve lock clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
@@ -53,15 +61,25 @@ docs: $(VENV)/installed-docs
 docs-serve: $(VENV)/installed-docs
 	$(BIN)/python -m mkdocs serve
 
-# pip's time stamp: an extra is installed again when setup.py changes.
-$(VENV)/installed: setup.py
+# A lock is valid on all systems and Python versions, because its lines have conditions.
+lock:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar=on --editable .
+	$(PIP) 'uv>=0.13,<0.14'
+	$(COMPILE) setup.py --output-file requirements/cpu.txt
+	$(COMPILE) setup.py --output-file requirements/gcs.txt --extra gcs
+	$(COMPILE) setup.py --output-file requirements/tpu.txt --extra tpu --extra gcs
+	$(COMPILE) setup.py --output-file requirements/gpu.txt --extra gpu
+
+# Packages are installed again when a file with requirements changes. The second pip adds what the lock lacks.
+$(VENV)/installed: setup.py pyproject.toml $(LOCK)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(LOCK),$(PIP) --require-hashes --requirement $(LOCK))
+	$(PIP) --editable .
 	touch $@
 
 $(VENV)/installed-%: setup.py $(VENV)/installed
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar=on --editable '.[$*]'
+	$(PIP) --editable '.[$*]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) *.egg-info site
+	rm -rf $(VENV) $(VENV)-* *.egg-info build site

@@ -31,6 +31,13 @@ def test_workflow_calls_the_script_on_the_oldest_and_newest_python():
   assert job["strategy"]["matrix"]["python"] == [f"3.{low}", f"3.{int(high) - 1}"]
 
 
+def test_script_uses_the_newest_supported_python_that_is_present():
+  text = (ROOT / ".ci/run").read_text()
+  high = int(re.search(r"<3\.(\d+)", (ROOT / "pyproject.toml").read_text())[1])
+  assert f"for newest in python3.{high - 1} python3.{high - 2}; do" in text
+  assert set(re.findall(r"\bmake ([a-z-]+)", text)) <= read_targets()
+
+
 def test_hooks_run_programs_of_the_environment_on_existing_files():
   (repository,) = read_yaml(".pre-commit-config.yaml")["repos"]
   assert repository["repo"] == "local"  # nothing is downloaded
