@@ -43,6 +43,7 @@ QUICK_OVERRIDES = {  # values of a sweep take precedence
   "model.scan": "true",  # for the deep models of the ablation of shapes
   "optim.accumulate": "1",
   "data.test": "test[:8]",
+  "log.images": "false",
   "batch": "4",
   "total": "1",
 }

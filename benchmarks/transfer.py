@@ -45,7 +45,7 @@ def main() -> None:
   arguments = parser.parse_args()
   for name in sorted({*CORPORA, *CORPORA.values()}):
     prepare_dataset(name)
-  began, groups = time.perf_counter(), pool.divide_devices(2)
+  began, groups = time.perf_counter(), [] if arguments.steps else pool.divide_devices(2)
   trials = {
     corpus: train_starts(corpus, arguments.workdir / corpus, arguments.steps, arguments.seeds, groups)
     for corpus in CORPORA
@@ -59,9 +59,10 @@ def main() -> None:
   }
   files.write_text(arguments.workdir / "transfer.json", json.dumps(record, indent=2, default=str) + "\n")
   draw_picture(records, arguments.workdir / "transfer.png")
-  used = resource.getrusage(resource.RUSAGE_CHILDREN)
+  used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+  seconds = sum(each.ru_utime + each.ru_stime for each in used)
   print(
-    f"\n{text}\n\n{time.perf_counter() - began:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of processor time; "
+    f"\n{text}\n\n{time.perf_counter() - began:.0f} s, {seconds:.0f} s of processor time; "
     f"{arguments.workdir}/transfer.md, transfer.json, transfer.png",
     flush=True,
   )
@@ -77,13 +78,13 @@ def train_starts(
     workdir: directory of the runs.
     steps: number of steps, or None for that of the config.
     seeds: number of seeds.
-    groups: groups of devices for concurrent runs.
+    groups: groups of devices for concurrent runs. If empty, the runs follow one another in this process.
   """
   starts = flags.load_module(CONFIG)[0].make_starts(corpus == "glyphs")
   names, changes = zip(
     *((name, start | {"seed": seed}) for name, start in starts.items() for seed in range(seeds)), strict=True
   )
-  shorter = {} if steps is None else {"total": str(steps)}
+  shorter = {} if steps is None else {"total": str(steps), "log.images": "false"}
   trials = trial_runs.train_runs(f"{CONFIG}:{corpus}", workdir, shorter, list(changes), groups)
   result: dict[str, list[Trial]] = {name: [] for name in STARTS}
   for name, trial in zip(names, trials, strict=True):

@@ -24,6 +24,7 @@ SHRUNK = {
   "total": "2",
   "model.depth": "2",
   "log.every": "1",
+  "log.images": "false",
   "data.image_size": "32",
 }
 

@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 SMALL = {
     "model.depth": "1", "model.width": "16", "model.heads": "1", "model.hidden": "16",
     "optim.accumulate": "1", "batch": "16", "total": "12", "checkpoint.every": "3", "log.every": "2",
-    "evals.test.every": "6",
+    "evals.test.every": "6", "log.images": "false",
 }  # fmt: skip
 
 

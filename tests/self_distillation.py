@@ -13,6 +13,7 @@ SMALL = {
   "data.name": "digits", "model.width": "16", "model.heads": "2", "model.hidden": "16", "model.depth": "1",
   "task.prototypes": "24", "task.bottleneck": "8", "task.hidden": "12", "task.local_crops": "2", "optim.ema": "0.9",
   "optim.accumulate": "1", "batch": "16", "checkpoint.every": "3", "log.every": "2",
+  "log.images": "false",
 }  # fmt: skip
 PATCHES = {"task.patch_prototypes": "20", "task.patch_bottleneck": "6", "task.patch_hidden": "10", "task.group": "4"}
 MEASURED = {"evals.digits.every": "100%", "evals.digits.shots": "(1,)"}

@@ -46,7 +46,7 @@ def data(tmp_path_factory):
 def keys(data):
   return {
     "data.path": str(data), "data.image_size": "16", "batch": "16", "total": "6", "checkpoint.every": "2",
-    "model.width": "8", "evals.test.every": "3", "evals.calibration.every": "3",
+    "log.images": "false", "model.width": "8", "evals.test.every": "3", "evals.calibration.every": "3",
   }  # fmt: skip
 
 

@@ -110,7 +110,8 @@ def main(words: Sequence[str] | None = None) -> None:
         print_line(f"  {line}")
       if arguments.parameters:
         print_line(cli.format_parameters(experiment.state_shapes.params, experiment.model.statistics))
-      pictures = {} if has_state or runtime.process_index() else draw_first_batch(run, experiment.images.source)
+      draws = run.log.images and not has_state and runtime.process_index() == 0
+      pictures = draw_first_batch(run, experiment.images.source) if draws else {}
       result = loop.train(experiment, workdir, arguments.profile, watch, weights, goodput.get_program_start(), pictures)
   cli.format_figures(result)
   if compared := result.get("certificate", {}).get("summary"):

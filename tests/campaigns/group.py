@@ -16,7 +16,8 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 COUNT = 4  # processes of a group by default
 CHANGES = {
     "model.depth": 1, "model.width": 16, "model.heads": 1, "model.hidden": 16, "batch": 8, "total": 40, "seed": 3,
-    "checkpoint.every": 10, "checkpoint.keep": 3, "log.every": 1, "evals.test.every": 20, "data.path": "data",
+    "checkpoint.every": 10, "checkpoint.keep": 3, "log.every": 1, "log.images": False,
+    "evals.test.every": 20, "data.path": "data",
     "limits.start": 120, "limits.peer": 15, "limits.step": 20, "limits.stop": 20,
 }  # fmt: skip
 

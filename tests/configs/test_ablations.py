@@ -54,6 +54,7 @@ POSITIONS = {  # the smallest run with tables in front of every layer, whose ste
   "total": "4",
   "checkpoint.every": "2",
   "evals.test.every": "3",
+  "log.images": "false",
   "optim.clip": "none",
 }
 

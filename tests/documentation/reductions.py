@@ -13,7 +13,7 @@ from tests.documentation import checks
 
 SMALL = {key: text for key, text in runs.SMALL.items() if key.startswith(("model.", "optim.accumulate"))}
 TINY = SMALL | {"data.image_size": "32", "batch": "8"}
-SHORT = {"total": "2", "evals.test.every": "2"}
+SHORT = {"total": "2", "evals.test.every": "2", "log.images": "false"}
 
 
 class Reduction(NamedTuple):
@@ -42,7 +42,9 @@ PHOTOS = {"--config.data.path=/my/photos": "--config.data.path=photos"}
 REDUCTIONS = [
   verb("prepare digits"),
   verb(
-    "train --config=configs/digits.py --workdir=runs/digits", keys=SMALL | SHORT, writes=("runs/digits/report.html",)
+    "train --config=configs/digits.py --workdir=runs/digits",
+    keys=SMALL | SHORT | {"log.images": "true"},
+    writes=("runs/digits/report.html",),
   ),
   verb(
     "train --config=configs/folder.py:ViT-S/16 --workdir=runs/b --config.data.path=/my/photos",

@@ -183,6 +183,8 @@ def shown(workdir):
 @pytest.mark.long
 def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_path, monkeypatch):
   monkeypatch.setattr(training_log, "DRAWING", 0.0)
+  log = dataclasses.replace(parts.run.log, images=True)
+  parts = dataclasses.replace(parts, run=dataclasses.replace(parts.run, log=log))
   png = plots.render_png(plots.draw_image_grid([], []), 20)
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts, 5), tmp_path, pictures={"first batch": png})

@@ -68,6 +68,7 @@ class Log:
 
   Args:
     every: interval between two records of the training metrics.
+    images: draw the first batch, the confusion matrix and the worst mistakes for TensorBoard.
     target: figure and value. The run records the first evaluation that reaches the value.
     certificate: comparison of the evaluations with a published training curve of the same recipe. "report" prints and
       stores the verdicts. "stop" also ends a run that is below the published range twice in a row, with exit code 46.
@@ -75,6 +76,7 @@ class Log:
   """
 
   every: Duration = Duration("2%")
+  images: bool = True
   target: Target = Target()
   certificate: Literal["report", "stop", "off"] = "report"
 

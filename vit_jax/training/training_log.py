@@ -244,15 +244,16 @@ class TrainingLog:
   def draw(self, step: int, measured: Mapping[str, Outcome]) -> None:
     """Writes pictures of an evaluation to TensorBoard.
 
-    Before the end of the run, pictures are omitted if drawing them has taken more than 1 % of the training time.
+    Pictures are omitted if `config.log.images` is false, and before the end of the run also if drawing them has taken
+    more than 1 % of the training time.
 
     Args:
       step: number of completed steps.
       measured: outcomes by prefix.
     """
-    if jax.process_index() != 0 or (
-      step < self._experiment.total and self._drawing > DRAWING * self.clock.train_seconds
-    ):
+    if jax.process_index() != 0 or not self._experiment.run.log.images:
+      return
+    if step < self._experiment.total and self._drawing > DRAWING * self.clock.train_seconds:
       return
     began = time.perf_counter()
     for prefix, outcome in measured.items():
