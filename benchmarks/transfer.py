@@ -1,11 +1,11 @@
-"""Compares features of six starts, with and without labels: make transfer, or python -m benchmarks.transfer
+"""Compares features of six starts, with and without labels: make transfer, or python -m benchmarks.transfer [--quick]
 
 configs/ablations/objectives.py defines the starts: random weights, labels, masked patches, MAE, DINO and DINOv2, with
 three seeds each. All starts except random weights have the same number of steps and images. Models are trained on
 generated signs and on generated photographs (scenes). The probes of frozen features are nearest neighbours and a
 linear classifier. Models of signs are probed on digits, models of scenes on scenes. Test images are not used for
 decisions. All training uses the verbs of vit_jax. After a kill, the same command continues. The workdir contains
-transfer.md, transfer.json and transfer.png.
+transfer.md, transfer.json and transfer.png. `--quick` checks the command with shallow models, one seed and two steps.
 """
 
 import json
@@ -33,59 +33,68 @@ CONFIG = "configs/ablations/objectives.py"
 CORPORA = {"glyphs": "digits", "scenes": "scenes"}  # images of pre-training -> images of the probes
 STARTS = ("random", "labels", "masked patches", "MAE", "DINO", "DINOv2")
 PROBES = {"knn": "k-NN", "linear": "linear"}
+SEEDS = 3
+QUICK_OVERRIDES = {  # the values of a start take precedence
+  "model.depth": "1",
+  "optim.accumulate": "1",
+  "batch": "16",
+  "total": "2",
+  "log.images": "false",
+}
 COLLAPSE = ("teacher_entropy", "used_prototypes", "feature_rank")  # logged by self-distillation
 
 
 def main() -> None:
   """Trains and probes all starts, and writes the comparison."""
   parser = cli.Parser("benchmarks.transfer", __doc__)
-  parser.add_argument("--workdir", type=cli.parse_workdir, default=pathlib.Path("runs/transfer"))
-  parser.add_argument("--steps", type=int, help="number of steps of each start, for a quick check")
-  parser.add_argument("--seeds", type=int, choices=(1, 2, 3), default=3, help="number of seeds, for a quick check")
+  parser.add_argument("--workdir", type=cli.parse_workdir, help="default: runs/transfer, or runs/transfer-quick")
+  parser.add_argument(
+    "--quick",
+    action="store_true",
+    help="check the command with one seed and two steps of a shallow model; the figures are meaningless",
+  )
   arguments = parser.parse_args()
+  workdir = arguments.workdir or pathlib.Path("runs/transfer-quick" if arguments.quick else "runs/transfer")
   for name in sorted({*CORPORA, *CORPORA.values()}):
     prepare_dataset(name)
-  began, groups = time.perf_counter(), [] if arguments.steps else pool.divide_devices(2)
-  trials = {
-    corpus: train_starts(corpus, arguments.workdir / corpus, arguments.steps, arguments.seeds, groups)
-    for corpus in CORPORA
-  }
+  began, groups = time.perf_counter(), [] if arguments.quick else pool.divide_devices(2)
+  trials = {corpus: train_starts(corpus, workdir / corpus, arguments.quick, groups) for corpus in CORPORA}
   records = [summarise(corpus, start, runs) for corpus, starts in trials.items() for start, runs in starts.items()]
   text = results.format_markdown(make_table(records))
-  files.write_text(arguments.workdir / "transfer.md", text + "\n")
+  files.write_text(workdir / "transfer.md", text + "\n")
   record = {
     "results": records,
     "trials": [trial.to_json() for starts in trials.values() for runs in starts.values() for trial in runs],
   }
-  files.write_text(arguments.workdir / "transfer.json", json.dumps(record, indent=2, default=str) + "\n")
-  draw_picture(records, arguments.workdir / "transfer.png")
+  files.write_text(workdir / "transfer.json", json.dumps(record, indent=2, default=str) + "\n")
+  draw_picture(records, workdir / "transfer.png")
   used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
   seconds = sum(each.ru_utime + each.ru_stime for each in used)
   print(
     f"\n{text}\n\n{time.perf_counter() - began:.0f} s, {seconds:.0f} s of processor time; "
-    f"{arguments.workdir}/transfer.md, transfer.json, transfer.png",
+    f"{workdir}/transfer.md, transfer.json, transfer.png",
     flush=True,
   )
 
 
 def train_starts(
-  corpus: str, workdir: pathlib.Path, steps: int | None, seeds: int, groups: list[pool.DeviceGroup]
+  corpus: str, workdir: pathlib.Path, quick: bool, groups: list[pool.DeviceGroup]
 ) -> dict[str, list[Trial]]:
   """Returns the runs of each start, which include their probes.
 
   Args:
     corpus: a key of `CORPORA`.
     workdir: directory of the runs.
-    steps: number of steps, or None for that of the config.
-    seeds: number of seeds.
+    quick: train shallow models for two steps, with one seed.
     groups: groups of devices for concurrent runs. If empty, the runs follow one another in this process.
   """
   starts = flags.load_module(CONFIG)[0].make_starts(corpus == "glyphs")
   names, changes = zip(
-    *((name, start | {"seed": seed}) for name, start in starts.items() for seed in range(seeds)), strict=True
+    *((name, start | {"seed": seed}) for name, start in starts.items() for seed in range(1 if quick else SEEDS)),
+    strict=True,
   )
-  shorter = {} if steps is None else {"total": str(steps), "log.images": "false"}
-  trials = trial_runs.train_runs(f"{CONFIG}:{corpus}", workdir, shorter, list(changes), groups)
+  overrides = QUICK_OVERRIDES if quick else {}
+  trials = trial_runs.train_runs(f"{CONFIG}:{corpus}", workdir, overrides, list(changes), groups)
   result: dict[str, list[Trial]] = {name: [] for name in STARTS}
   for name, trial in zip(names, trials, strict=True):
     result[name].append(trial)

@@ -193,7 +193,7 @@ def test_transfer_measures_all_starts_and_prints_one_table(tmp_path, monkeypatch
   from benchmarks import transfer
 
   monkeypatch.setattr(transfer, "CORPORA", {"glyphs": "digits"})
-  monkeypatch.setattr("sys.argv", ["transfer", f"--workdir={tmp_path}", "--steps=2", "--seeds=1"])
+  monkeypatch.setattr("sys.argv", ["transfer", f"--workdir={tmp_path}", "--quick"])
   transfer.main()
   records = json.loads((tmp_path / "transfer.json").read_text())["results"]
   assert [(record["start"], *record["steps"]) for record in records] == [
