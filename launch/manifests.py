@@ -155,7 +155,8 @@ def _make_pod(run: spec.Run, attempt: int, slice_: tpus.Slice) -> dict[str, Any]
     "command": [word.replace("$", "$$") for word in words],
     "env": environment,
     "resources": {"requests": chips, "limits": chips},
-    "securityContext": {"privileged": True},  # as in xpk: libtpu locks memory and opens /dev/vfio
+    # As in xpk: libtpu locks memory and opens /dev/vfio, which belongs to root. The image may have another user.
+    "securityContext": {"privileged": True, "runAsUser": 0},
     "volumeMounts": [
       {"name": "shm", "mountPath": "/dev/shm"},
       {"name": "code", "mountPath": _CODE, "readOnly": True},

@@ -35,9 +35,11 @@ VARIABLES |= {"$SA": "vit@my-project.iam.gserviceaccount.com", "$(SEED)": "0", "
 VARIABLES |= {"$(ROUNDS)": "2", "$(MODEL)": "ViT-Ti/16"}
 # Programs of other people that the documentation names, and their subcommands.
 PROGRAMS = {
-  "tensorboard": (), "gcloud": ("auth", "services", "storage", "iam", "projects", "secrets", "compute"), "kill": (),
+  "tensorboard": (), "gcloud": ("auth", "services", "storage", "iam", "projects", "secrets", "compute", "artifacts"),
+  "kill": (),
   "nvidia-smi": (), "ruff": ("check", "format"), "mlflow": ("ui",), "wandb": ("sync",), "trackio": ("show",),
   "pre-commit": ("install",),
+  "docker": ("build", "push", "inspect", "run"),
 }  # fmt: skip
 
 

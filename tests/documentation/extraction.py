@@ -28,6 +28,7 @@ PROGRAMS = (
   "mlflow",
   "trackio",
   "pre-commit",
+  "docker",
 )
 IN_PROSE = r"(?:python -m [\w.]+|python examples/|pip install |make (?:digits|transfer|compare|bench|test|check)\b)"
 

@@ -29,7 +29,22 @@ FILE = re.compile(r"([\w/-]+\.py)(?::\S*)?")
 CHAIN = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # Ends of names that are files, not attributes.
-ENDINGS = {"json", "jsonl", "html", "png", "jpg", "cls", "db", "zip", "npz", "pth", "safetensors", "weight", "md"}
+ENDINGS = {
+  "json",
+  "jsonl",
+  "html",
+  "png",
+  "jpg",
+  "cls",
+  "db",
+  "zip",
+  "npz",
+  "pth",
+  "safetensors",
+  "weight",
+  "md",
+  "cff",
+}
 # Base classes of other packages without attributes that a text would name.
 PLAIN = {"NamedTuple", "Protocol", "Generic", "TypedDict", "Exception", "RuntimeError", "ValueError", "OSError"}
 Definitions = dict[str, ast.AST | str]  # name -> definition, or dotted name of an import
