@@ -8,6 +8,7 @@ TORCH = ["torch>=2.13,<2.14"]  # a second formulation in tests, the peer in benc
 DEDUP = ["imagehash>=4.3.2,<5"]  # perceptual hashes, for `prepare --dedup-against`
 TRANSFORMERS = ["transformers>=5.24,<6"]  # Hugging Face's own models, which tests compute beside ours
 TIMM = ["timm>=1.0.31,<1.1", "torchvision>=0.28,<0.29"]  # models that tests compute beside ours; timm imports the other
+HUB = ["huggingface_hub>=2.4,<3"]  # weights at addresses such as hf:OWNER/NAME; Transformers needs it too
 ONNX = ["onnx>=1.19,<2", "onnxruntime>=1.22,<2"]  # `convert OUT.onnx`: writes, reads again and runs
 BEAM = ["apache-beam>=2.77,<2.78"]  # `prepare --beam`; it wants protobuf below 7 and pyarrow below 26
 
@@ -85,6 +86,7 @@ setup(
       *DEDUP,
       *DOCS,
       *GCS,
+      *HUB,
       *ONNX,
       *REPORT,
       *TIMM,
@@ -99,6 +101,7 @@ setup(
     "dedup": DEDUP,
     "docs": DOCS,
     "gcs": GCS,
+    "hub": HUB,
     "onnx": ONNX,
     "report": REPORT,
     "tpu": TPU,

@@ -40,7 +40,7 @@ from vit_jax.training import build
 
 def read():
   overrides, (file,) = flags.split_overrides(sys.argv[1:])
-  run = build.complete(config.resolve(flags.load_config(file.partition("=")[2], overrides)))
+  run = build.complete(config.resolve(flags.load_config(file.partition("=")[2], overrides)), adopt=False)
   print(json.dumps(run.data.args.get("path")))
 
 cli.run_verb(read)

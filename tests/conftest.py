@@ -27,6 +27,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 # short run with a logistic probe took 26.8 CPU-seconds, and 8.8 with one thread.
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["HF_HUB_OFFLINE"] = "1"  # documented commands name repositories; the fixture `hub` has its own server
 # Containers often disable bytecode files. Without them, every process that a test starts compiles all sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folders of their parent process
@@ -64,7 +65,8 @@ jaxtyping.install_import_hook(
   "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
 
-from vit_jax import runtime  # noqa: E402 - the hook comes first
+from tests import hub_server  # noqa: E402 - the hook comes first
+from vit_jax import runtime  # noqa: E402
 
 runtime.start()  # before any array exists, like in every verb
 
@@ -101,6 +103,14 @@ def signal_handlers_are_restored():
     signal.signal(number, handler)
   signal.pthread_sigmask(signal.SIG_SETMASK, before[1])
   assert after == before, "the test left other signal handlers or blocked signals"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+  """A server like the Hugging Face Hub, and an empty cache."""
+  with hub_server.serve() as server:
+    hub_server.use(server, tmp_path / "hub_cache", monkeypatch)
+    yield server
 
 
 def signal_state():

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from vit_jax import checkpoints, convert, evaluate, importers, train
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.importers import layout
 from vit_jax.importers.formats import containers
+from vit_jax.inference import inspection
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError
 from vit_jax.training import loop
@@ -110,43 +110,6 @@ def test_converted_files_are_read_by_their_header(tmp_path, arguments, size):
   description, back = importers.load(tmp_path / "a.safetensors")
   assert description.image_size == size and back.keys() == arrays.keys()
   assert all(np.array_equal(back[path], arrays[path]) for path in arrays)
-
-
-def test_inspection_lists_layout_sizes_and_parameters(tmp_path):
-  written(tmp_path / "a.npz")
-  output = convert.inspect(tmp_path / "a.npz", {})
-  rows = dict(line.split(maxsplit=1) for line in output.splitlines())
-  assert rows["layout"].startswith("vit_jax names (.npz), 40 tensors")
-  assert (rows["family"], rows["patch"], rows["pool"], rows["classes"]) == ("vit", "8", "cls", "3")
-  assert rows["size"] == "width 64, depth 2, heads 2, hidden 96"
-  assert rows["resolution"] == "32 px, 3 channels"
-  assert rows["config"].startswith("--config.model.name=ViT-")
-  assert int(rows["parameters"].replace(",", "")) == sum(np.prod(s) for s in layout.compute_shapes(VIT).values())
-
-
-def test_inspection_lists_forward_flops_and_the_resampling_rule(tmp_path):
-  written(tmp_path / "a.npz")
-  rows = dict(line.split(maxsplit=1) for line in convert.inspect(tmp_path / "a.npz", {}).splitlines())
-  assert rows["arithmetic"].endswith(" GFLOP per image (forward pass)")
-  tokens, width, hidden = 17, 64, 96
-  macs = 16 * 8 * 8 * 3 * width + 2 * (4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * hidden)
-  assert float(rows["arithmetic"].split()[0]) == pytest.approx(2 * (macs + width * 3) / 1e9, rel=5e-3)
-  assert rows["resampling"] == "zoom"
-  with pytest.raises(ConfigError, match="--resampling=bicubic: the weights are of"):
-    convert.check_hints(VIT, {"resampling": "bicubic"})
-
-
-def test_flags_of_an_inspection_build_the_same_model(tmp_path):
-  described = Description(Choice("R26+S/32", SMALL | {"stages": (1, 2), "pre_logits": 6}), 64, 3)
-  written(tmp_path / "a.npz", "vit_jax", described)
-  lines = dict(line.split(maxsplit=1) for line in convert.inspect(tmp_path / "a.npz", {}).splitlines())
-  words = shlex.split(lines["config"])
-  arguments = {word.split("=")[0].rpartition(".")[2]: word.split("=")[1] for word in words}
-  name = arguments.pop("name")
-  from vit_jax.schema import Text
-
-  again = Description(Choice(name, {k: Text(v) for k, v in arguments.items()}), 64, 3)
-  assert layout.compute_shapes(again) == layout.compute_shapes(described)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +230,7 @@ def test_run_starts_from_a_workdir_and_from_its_average(tmp_path):
     parts = runs.parts(init__from=str(tmp_path / "a"), init__ema=ema)
     for path, array in parts.weights()[0].items():
       np.testing.assert_array_equal(array, expected[path])
-  output = convert.inspect(tmp_path / "a", {})
+  output = inspection.inspect_weights(tmp_path / "a", {})
   assert "checkpoint of vit_jax" in output and "--config.model.depth=1" in output and "dtype" not in output
 
   # An evaluation of the weights gives the figures of the run.

@@ -286,7 +286,7 @@ def test_imported_packages_are_required_in_setup():
       "PIL": "pillow", "jinja2": "jinja2", "altair": "altair", "vl_convert": "vl-convert-python",
       "pyarrow": "pyarrow", "imagehash": "imagehash", "apache_beam": "apache-beam",
       "wandb": "wandb", "mlflow": "mlflow-skinny", "trackio": "trackio",
-      "onnx": "onnx", "onnxruntime": "onnxruntime",
+      "onnx": "onnx", "onnxruntime": "onnxruntime", "huggingface_hub": "huggingface_hub", "httpx2": "huggingface_hub",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file in FILES:

@@ -41,7 +41,7 @@ def load(
   The function is `vit_jax.inference.predictor.load`.
 
   Args:
-    path: a workdir, or a weight file.
+    path: a workdir, a weight file, or a repository on the Hugging Face Hub, such as "hf:OWNER/NAME@REVISION".
     ema: if true, load the averaged weights. If false, load the raw weights. The default is the averaged weights of a
       file that contains them, and of a workdir with the average as teacher. Otherwise, it is the raw weights.
     image_size: image size in pixels. The default is the size with which the weights were trained. Position embeddings
@@ -60,6 +60,41 @@ def load(
     print(best.names[0], best.probabilities[0])
   """
   return importlib.import_module("vit_jax.inference.predictor").load(path, ema, image_size, prefix)
+
+
+def push(
+  path: str | os.PathLike[str],
+  address: str,
+  licence: str,
+  layout: str | None = None,
+  public: bool = False,
+  ema: bool | None = None,
+  prefix: str | None = None,
+) -> str:
+  """Uploads the weights of a workdir or file to a repository on the Hugging Face Hub, with a model card.
+
+  The repository must be new or empty. The card contains the results of the run with intervals, the recipe, and how to
+  load the weights. The function is `vit_jax.convert.push`.
+
+  Args:
+    path: a workdir, or a weight file.
+    address: the repository, "hf:OWNER/NAME".
+    licence: name of a licence on the Hub, such as "apache-2.0" or "other".
+    layout: names and shapes of the tensors, such as "timm" or "hf". The default depends on the model.
+    public: if true, a new repository becomes public. The default is private.
+    ema: if true, upload the averaged weights. If false, upload the raw weights. The default is like that of `load`.
+    prefix: common prefix of the array names of one model, for a file that contains several models.
+
+  Returns:
+    A description of the upload, with the address of its web page.
+
+  Raises:
+    ConfigError: the weights cannot be written in this layout, or the Hub refuses the upload.
+
+  Example:
+    vit_jax.push("runs/a", "hf:me/flowers", licence="apache-2.0")
+  """
+  return importlib.import_module("vit_jax.convert").push(path, address, licence, layout, public, ema, prefix)
 
 
 def __getattr__(name: str) -> object:

@@ -25,7 +25,7 @@ from vit_jax.parallel import hardware
 from vit_jax.runtime import devices, print_line, settings, streams
 from vit_jax.schema import ConfigError, suggestions
 from vit_jax.schema.errors import format_names
-from vit_jax.storage import errors, paths
+from vit_jax.storage import errors, hub_files, paths
 
 CONFIG = "file or name of a recipe, or either with :argument; --config.KEY=VALUE changes a value"  # help of --config
 CONFIGS = {"--config", "--show"}  # flags that name a config, which --config.KEY=VALUE changes
@@ -177,6 +177,20 @@ def parse_path(text: str, bare: bool = False) -> pathlib.Path:
   """
   try:
     return paths.resolve_path(text, bare)
+  except ConfigError as error:
+    raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def parse_weights(text: str) -> pathlib.Path:
+  """Parses a path, or an address on the Hugging Face Hub (hf:), as a `type` of argparse. Nothing is downloaded.
+
+  Raises:
+    argparse.ArgumentTypeError: the path or address is invalid.
+  """
+  if not hub_files.is_address(text):
+    return parse_path(text)
+  try:
+    return pathlib.Path(str(hub_files.parse_address(text)))
   except ConfigError as error:
     raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -2,6 +2,7 @@
 
     python -m vit_jax.convert IN OUT [--layout=timm]
     python -m vit_jax.convert --inspect FILE
+    python -m vit_jax.convert IN hf:OWNER/NAME --licence=NAME [--public]
 
 IN is a workdir of vit_jax or a weight file. Supported layouts are those of vit_jax, big_vision, BiT, timm, Hugging
 Face and Compact-Transformers. The layouts of the authors of DINOv2, DINOv3, DeiT III, rope-vit, EVA-02 and ViT-5 are
@@ -14,6 +15,9 @@ output, and existing files are never overwritten. Tensors are copied one by one 
 few of the largest. Class names, image size, crop, mean and std are stored in the file, and in JSON files next to it
 that model hubs read.
 
+hf:OWNER/NAME is a repository on the Hugging Face Hub (extra hub), as IN or OUT. An upload contains .safetensors weights
+and a model card with the results of the run. The repository must be new or empty. It is private without --public.
+
 OUT.stablehlo is a program with the model and its weights, for CPUs, CUDA and TPUs. OUT.onnx is a program for ONNX
 Runtime and others (extra onnx). Both run without vit_jax: see `inference.exported`.
 """
@@ -21,9 +25,9 @@ Runtime and others (extra onnx). Both run without vit_jax: see `inference.export
 import argparse
 import functools
 import json
-import math
 import os
 import pathlib
+import tempfile
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -33,17 +37,16 @@ import numpy as np
 from vit_jax import checkpoints, cli, importers, models, runtime
 from vit_jax.config import extensions
 from vit_jax.importers import layout
-from vit_jax.importers.formats import containers, content
+from vit_jax.importers.formats import containers
 from vit_jax.importers.formats.lazy_tensors import Tensors
 from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import hf_configs, preprocessing
-from vit_jax.inference import exported, stored
-from vit_jax.models import Description, flops
+from vit_jax.inference import exported, inspection, stored
 from vit_jax.models.description import format_argument
 from vit_jax.models.positions import Resampling
+from vit_jax.reports import model_card, recorded
 from vit_jax.schema import ConfigError, format_amount
-from vit_jax.storage import files, paths
-from vit_jax.tasks import cost
+from vit_jax.storage import files, hub_files, paths
 
 # Default layouts of output files: the first that supports the model.
 PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors": ("timm", "compact", "big_vision")}
@@ -56,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> None:
     words: arguments. The default is the arguments of the command line.
   """
   parser = cli.Parser("convert", __doc__)
-  parser.add_argument("paths", nargs="+", metavar="PATH", type=cli.parse_path, help="IN and OUT, or FILE")
+  parser.add_argument("paths", nargs="+", metavar="PATH", type=cli.parse_weights, help="IN and OUT, or FILE")
   parser.add_argument(
     "--inspect", action="store_true", help="print what a file contains, and the config that selects it"
   )
@@ -73,6 +76,8 @@ def main(words: Sequence[str] | None = None) -> None:
     choices=typing.get_args(Resampling),
     help="rule for position tables at another resolution, if not that of the publisher; stored in OUT",
   )
+  parser.add_argument("--licence", metavar="NAME", help="licence of an upload to hf:OWNER/NAME, such as apache-2.0")
+  parser.add_argument("--public", action="store_true", help="make the repository of an upload public")
   arguments = parser.parse(words)
   paths = arguments.paths
   if arguments.heads is not None and not 0 < arguments.heads < 2**15:
@@ -86,8 +91,24 @@ def main(words: Sequence[str] | None = None) -> None:
     hints["image_size"] = arguments.image_size
   if arguments.resampling is not None:
     hints["resampling"] = arguments.resampling
-  if arguments.inspect:
-    print(inspect(paths[0], hints, arguments.ema, arguments.prefix))
+  uploads = len(paths) == 2 and hub_files.is_address(paths[1])
+  if not uploads and (arguments.licence or arguments.public):
+    raise ConfigError(f"--{'licence' if arguments.licence else 'public'}: is for uploads. Name hf:OWNER/NAME as OUT")
+  if uploads:
+    print(
+      push(
+        paths[0],
+        paths[1],
+        arguments.licence,
+        arguments.layout,
+        arguments.public,
+        arguments.ema,
+        arguments.prefix,
+        hints,
+      )
+    )
+  elif arguments.inspect:
+    print(inspection.inspect_weights(paths[0], hints, arguments.ema, arguments.prefix))
   else:
     print(convert(paths[0], paths[1], arguments.layout, hints, arguments.ema, arguments.prefix))
 
@@ -146,6 +167,49 @@ def convert(
     return _write(source, target, name, hints, ema, prefix)
 
 
+def push(
+  source: str | os.PathLike[str],
+  target: str | os.PathLike[str],
+  licence: str | None,
+  name: str | None = None,
+  public: bool = False,
+  ema: bool | None = None,
+  prefix: str | None = None,
+  hints: Hints | None = None,
+) -> str:
+  """Uploads weights with a model card to a new or empty repository on the Hugging Face Hub.
+
+  Args:
+    source: a workdir or a weight file.
+    target: the address of the repository, "hf:OWNER/NAME".
+    licence: name of the licence on the Hub.
+    name: name of the layout. The default depends on the model.
+    public: whether a new repository becomes public.
+    ema: selects averaged or raw weights.
+    prefix: selects one of several models in a file.
+    hints: facts that the file does not contain: `heads`, `image_size` and `resampling`.
+
+  Returns:
+    Text for the screen that describes the upload.
+
+  Raises:
+    ConfigError: the weights cannot be written in this layout, the licence is missing, or the Hub refuses the upload.
+  """
+  address, licence = hub_files.parse_address(target), model_card.check_licence(licence)
+  place = hub_files.resolve_weights(source)
+  with tempfile.TemporaryDirectory(prefix="vit_jax_") as folder:
+    file = pathlib.Path(folder, hub_files.WEIGHTS[0])
+    described = convert(place, file, name, hints or {}, ema, prefix)
+    sidecar = files.read_json(file.with_name("config.json")) or {}
+    run = (
+      recorded.read_run(place, place.name) if importers.is_workdir(place) and (place / "config.json").exists() else None
+    )
+    card = model_card.make_card(address.repository, licence, stored.read(file), sidecar, run)
+    files.write_text(file.with_name("README.md"), card)
+    page = hub_files.upload(file.parent, address, public)
+  return "\n".join([described.replace(f"{file}: ", f"{address}: "), f"uploaded: {page}"])
+
+
 def _write(
   source: pathlib.Path,
   target: pathlib.Path,
@@ -157,7 +221,7 @@ def _write(
   """Writes weights to `target` in an existing directory, like `convert`."""
   suffix = target.suffix.lower()
   use = stored.read(source, ema, hints, prefix)
-  check_hints(use.description, hints)
+  inspection.check_hints(use.description, hints)
   description, metadata = use.description, stored.describe_images(use)
   about = {**description.to_json(), "use": preprocessing.to_json(metadata)}
   remarks = [f"note: {note}" for note in use.notes]
@@ -167,7 +231,9 @@ def _write(
       check_absent(target)
       own = {"extensions": extensions.record({description.model.name})}
       checkpoints.write_weights(target, arrays, {"model": description.to_json(), "use": about["use"], **own})
-    return "\n".join([f"{target}: checkpoint of {description}, {count_values(use.arrays):,} parameters", *remarks])
+    return "\n".join(
+      [f"{target}: checkpoint of {description}, {inspection.count_values(use.arrays):,} parameters", *remarks]
+    )
   chosen = importers.find_layout(description, name) if name else choose_layout(description, suffix)
   tensors = layout.write_lazily(chosen, use.arrays, description)
   documents = format_sidecar_files(target, chosen, description, metadata, about)
@@ -186,7 +252,7 @@ def _write(
   if suffix == ".safetensors":
     remarks += [f"note: {note}" for note in hf_configs.describe_unsaved(chosen, description, metadata)]
   named = f"{target}: {description} as {chosen.name} names it, {format_amount(len(tensors), 'tensor')}, "
-  named += format_amount(count_values(use.arrays), "parameter")
+  named += format_amount(inspection.count_values(use.arrays), "parameter")
   return "\n".join([named, *([f"also written: {join_names(documents)}"] if documents else []), *remarks])
 
 
@@ -287,7 +353,7 @@ def export_program(
   """
   exported.check_packages(target)
   use = stored.load(source, ema, hints=hints, prefix=prefix)
-  check_hints(use.description, hints)
+  inspection.check_hints(use.description, hints)
   apart = exported.export_model(use, target, functools.partial(check_new, target))
   described = exported.get_sidecar_path(target)
   where = "ONNX Runtime and others" if described is None else ", ".join(exported.PLATFORMS)
@@ -307,7 +373,7 @@ def list_underivable(tensors: Tensors, description: models.Description, name: st
     recognised = importers.recognise(tensors, {"name": name}).description
   except ConfigError as error:
     return [f"the tensors alone do not determine the model: {error}"]
-  taken, ours = ({**one.settings(), "heads": _count_heads(one)} for one in (recognised, description))
+  taken, ours = ({**one.settings(), "heads": inspection.count_heads(one)} for one in (recognised, description))
   return [
     f"{key}={format_argument(ours[key])} cannot be derived from the tensors. Readers of the tensors alone will use "
     f"{format_argument(taken.get(key))}"
@@ -327,36 +393,6 @@ def list_underivable(tensors: Tensors, description: models.Description, name: st
   ]
 
 
-def check_hints(description: models.Description, hints: Hints) -> None:
-  """Checks the hints against the weights.
-
-  Args:
-    description: the model of the weights.
-    hints: values of flags by name.
-
-  Raises:
-    ConfigError: a flag contradicts the weights or does not apply to them.
-  """
-  facts = {"heads": _count_heads(description), "image_size": description.image_size}
-  facts["resampling"] = description.arguments().get("resampling")
-  for key, value in hints.items():
-    if _as_pair(facts[key]) != _as_pair(value):
-      flag = f"--{key.replace('_', '-')}"
-      known = "no packed heads" if facts[key] is None else f"{key}={facts[key]}"
-      shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-      raise ConfigError(f"{flag}={shown}: the weights are of {description}, which has {known}. Leave {flag} out")
-
-
-def _as_pair(value: object) -> Any:
-  return tuple(value) if isinstance(value, list | tuple) else (value, value)
-
-
-def _count_heads(description: Description) -> int | None:
-  return next(
-    (s[1] for path, s in layout.compute_shapes(description).items() if path.endswith("/0/attention/query/kernel")), None
-  )
-
-
 def choose_layout(description: models.Description, suffix: str) -> layout.Layout:
   """Returns the default layout of a format for a model.
 
@@ -371,85 +407,6 @@ def choose_layout(description: models.Description, suffix: str) -> layout.Layout
   if not known:
     raise ConfigError(f"no layout supports {description}. Name a directory to write a checkpoint of vit_jax")
   return known[next((name for name in PREFERRED[suffix] if name in known), next(iter(known)))]
-
-
-def inspect(path: pathlib.Path, hints: Hints, ema: bool | None = None, prefix: str | None = None) -> str:
-  """Describes a weight file as a table for the screen.
-
-  The table contains layout, family, model, sizes, head, resolution, classes, number of parameters, and flags for a
-  config.
-
-  Args:
-    path: a workdir or a weight file.
-    hints: facts that the file does not contain: `heads`, `image_size` and `resampling`.
-    ema: selects averaged or raw weights.
-    prefix: selects one of several models in a file.
-
-  Raises:
-    ConfigError: the file cannot be read or is not recognised.
-  """
-  if importers.is_workdir(path):
-    description, arrays = importers.load(path, hints, ema, prefix)
-    kind, stored, notes, images = "checkpoint of vit_jax", format_amount(len(arrays), "array"), [], []
-  else:
-    recognised = importers.inspect(path, hints, ema=ema, prefix=prefix)
-    description, kind = (
-      recognised.description,
-      f"{recognised.layout.name} names ({content.find_suffix(path) or path.suffix})",
-    )
-    stored, notes, images = format_amount(len(recognised.tensors), "tensor"), recognised.notes, recognised.image_notes()
-    recognised.check()
-  shapes, bound = layout.compute_shapes(description), description.settings()
-  check_hints(description, hints)
-  rows = {
-    "layout": f"{kind}, {stored}",
-    "family": description.published.family,
-    "model": description.model.name,
-    **describe_transformer(shapes, bound),
-    "resolution": _format_pixels(description.image_size) + f", {format_amount(description.channels, 'channel')}",
-    "classes": str(description.classes or "none: no head"),
-    "parameters": f"{sum(int(np.prod(shape)) for shape in shapes.values()):,}",
-    "arithmetic": flops.format_flops(cost.count_model_flops(description)),
-    "config": description.flags(),
-    **({"images": "; ".join(images)} if images else {}),
-  }
-  return "\n".join([*(f"{key:<11} {value}" for key, value in rows.items()), *(f"note: {note}" for note in notes)])
-
-
-def describe_transformer(shapes: Mapping[str, tuple[int, ...]], bound: Mapping[str, Any]) -> dict[str, str]:
-  """Returns facts about a transformer as text: patch, size, pooling and positions. Returns {} for other models.
-
-  Args:
-    shapes: maps the path of each parameter to its shape.
-    bound: arguments of the model.
-  """
-  result = {}
-  if "embedding/kernel" in shapes:
-    result["patch"] = str(shapes["embedding/kernel"][0])
-  query = next((shape for path, shape in shapes.items() if path.endswith("blocks/0/attention/query/kernel")), None)
-  depth = len({path.split("/")[1] for path in shapes if path.startswith("blocks/")})
-  if query and depth:
-    hidden = shapes["blocks/0/mlp/up/kernel"][1]
-    result["size"] = f"width {query[0]}, depth {depth}, heads {query[1]}, hidden {hidden}"
-  tokens = {"pool/score/kernel": "seqpool", "pool/probe": "map", "distillation": "distilled", "cls": "cls"}
-  result["pool"] = (
-    bound.get("head") or bound.get("pool") or next((word for path, word in tokens.items() if path in shapes), "gap")
-  )
-  words = ["registers", "position", "head.pre_logits", "gelu", "eps", "norm.eps", "norm_order", "norm.order"]
-  words += ["stages", "padding", "resampling"]
-  result |= {word: str(bound[word]) for word in words if bound.get(word) not in (None, 0)}
-  if "position.rotary" in bound and bound["position.rotary"].name != "none":
-    result["position.rotary"] = format_argument(bound["position.rotary"])
-  return result
-
-
-def _format_pixels(size: int | tuple[int, int]) -> str:
-  return f"{size} px" if isinstance(size, int) else f"{size[0]} x {size[1]} px"
-
-
-def count_values(arrays: Tensors) -> int:
-  """Returns the number of values in all arrays."""
-  return sum(math.prod(array.shape) for array in arrays.values())
 
 
 if __name__ == "__main__":

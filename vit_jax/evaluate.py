@@ -47,7 +47,7 @@ from vit_jax.inference import stored
 from vit_jax.parallel import sharding
 from vit_jax.schema import to_plain
 from vit_jax.schema.errors import format_names
-from vit_jax.storage import files, paths
+from vit_jax.storage import files, hub_files, paths
 from vit_jax.training import build, loop, run_evaluation, steps
 from vit_jax.training.bound_run import BoundRun
 from vit_jax.training.experiment import Experiment
@@ -194,7 +194,7 @@ def compare_accuracy(run: BoundRun, weights: str, measured: Mapping[str, Outcome
     weights: path of the weights. Their name in a hub must be known from config.json, the folder or the file.
     measured: outcomes by prefix.
   """
-  path = paths.resolve_path(weights)
+  path = hub_files.resolve_weights(weights)
   if run.data.name != "imagenet2012" or importers.is_workdir(path):
     return []
   published = accuracies.find_accuracy(metadata.list_names(path))

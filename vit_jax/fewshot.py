@@ -29,7 +29,7 @@ from vit_jax.evals.fewshot import FewshotDetails as FewShot
 from vit_jax.importers import options
 from vit_jax.runtime import print_line
 from vit_jax.schema import format_amount
-from vit_jax.storage import files
+from vit_jax.storage import files, hub_files
 from vit_jax.training import probe_setup
 
 
@@ -64,7 +64,8 @@ def main(words: Sequence[str] | None = None) -> None:
       description, arrays, notes = weights.description, weights.arrays, weights.notes
     measured = probe_setup.build(measurement, description, arrays, jax.devices(), screen=start_progress)
     shared_data.check_same_images(measured.splits)
-    print_line(f"{arguments.weights}: {description.model.name}")
+    pinned = hub_files.pin_commit(arguments.weights)
+    print_line(f"{pinned}: {description.model.name}")
     for note in (*notes, *measured.notes):
       print_line(f"  {note}")
     outcomes = {}
@@ -83,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print_line(f"\n{name}")
         cli.format_figures(outcomes[name].figures)
     if jax.process_index() == 0:
-      write_outputs(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
+      write_outputs(outcomes, pinned, arguments.json, arguments.write_predictions)
 
 
 def load_weights(path: str, measurement: config.Measurement) -> importers.Weights:

@@ -30,6 +30,7 @@ from vit_jax.inference.batches import FileResult
 from vit_jax.runtime import print_line
 from vit_jax.schema import format_amount
 from vit_jax.schema.errors import format_names, make_printable
+from vit_jax.storage import hub_files
 
 EXIT_BAD = 1  # some files are bad; all others have predictions
 NAMED = 5  # maximum number of bad files on the screen
@@ -83,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if features:
       with schema.enter_key("--features-of"):
         models.functional(use.description).select_features(features)  # raises an error before files are read or written
-    _print_model(arguments.weights, use, chosen)
+    _print_model(hub_files.pin_commit(arguments.weights), use, chosen)
     with watch.phase("evaluation"):
       computed = batches.predict_files(use, chosen.files, jax.local_devices(), features, watch.poll, arguments.batch)
       bad = _write_rows(computed, len(chosen.files), use.classes, arguments.out)

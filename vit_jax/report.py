@@ -15,6 +15,7 @@ from vit_jax import cli, schema
 from vit_jax.inference import inputs
 from vit_jax.reports import outcomes, report, trackers
 from vit_jax.runtime import print_line
+from vit_jax.storage import hub_files
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -28,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> None:
   limit = "largest number of images on which the best run is evaluated again to find its errors"
   out_help = "output file (.html); default: report.html in the only workdir, else in the current directory"
   parser.add_argument(
-    "paths", nargs="+", type=cli.parse_path, metavar="PATH", help="a run's or sweep's workdir, or weights"
+    "paths", nargs="+", type=cli.parse_weights, metavar="PATH", help="a run's or sweep's workdir, or weights"
   )
   parser.add_argument("--out", type=cli.parse_path, metavar="FILE", help=out_help)
   parser.add_argument("--images", type=cli.parse_path, action="append", default=[], metavar="PATH", help=images_help)
@@ -46,9 +47,10 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     return
   began = time.perf_counter()
-  out = arguments.out or choose_output_path(arguments.paths)
+  places = [hub_files.resolve_weights(path) for path in arguments.paths]
+  out = arguments.out or choose_output_path(places)
   images = inputs.collect_files(map(str, arguments.images), sys.stdin.buffer).files if arguments.images else []
-  report.make_report(arguments.paths, out, images, arguments.limit)
+  report.make_report(places, out, images, arguments.limit)
   print_line(f"  report    {out}   made in {time.perf_counter() - began:.1f} s")
 
 

@@ -21,7 +21,7 @@ from vit_jax.config import extensions, flags, migrations
 from vit_jax.corpora import check
 from vit_jax.data import catalog, outputs, shared_data, sources
 from vit_jax.evals import selection
-from vit_jax.importers import adoption
+from vit_jax.importers import adoption, pinning
 from vit_jax.parallel import hardware
 from vit_jax.runtime import print_line
 from vit_jax.storage import files, paths
@@ -74,7 +74,9 @@ def main(words: Sequence[str] | None = None) -> None:
   arguments = make_parser().parse(words)
   workdir, overrides = arguments.workdir, arguments.overrides
 
-  run = build.complete(config.resolve(flags.load_config(arguments.config, overrides)))
+  resolved = config.resolve(flags.load_config(arguments.config, overrides))
+  # Settings of weights on the Hub are adopted below, when all processes know the commit.
+  run = build.complete(resolved, adopt=not pinning.find_unpinned(resolved))
   own = build.complete(config.resolve(flags.load_config(arguments.config, overrides)), adopt=False)
   changes = list_config_changes(flags.load_config(arguments.config), own, overrides)
   if arguments.profile < 0:
@@ -84,7 +86,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
   with runtime.join_processes(run.limits) as watch:  # from here on SIGTERM is handled
     runtime.raise_together(runtime.check_creatable(workdir) if runtime.process_index() == 0 else None)
-    run = apply_stored_settings(arguments.config, overrides, run, workdir)
+    with watch.phase("restore"):
+      run = apply_stored_settings(arguments.config, overrides, run, workdir)
     experiment = build.build(run, jax.devices())
     runtime.print_note(experiment.images.source.note)
     runtime.raise_together(find_bad_images(run, experiment.images.source) if runtime.process_index() == 0 else None)
@@ -213,23 +216,33 @@ def apply_stored_settings(file: str, overrides: dict[str, str], run: BoundRun, w
 
   This affects keys that did not exist or had another default when the run in the workdir started. It also affects
   settings that this run adopted from its initial weights. A restart therefore needs neither the weight file nor the
-  same config file.
+  same config file. Addresses on the Hugging Face Hub get the commit of the run, or their commit of today for a new run.
 
   Args:
     file: the config file.
     overrides: the flags.
     run: the run that the file and the flags define.
     workdir: the workdir, which the first process reads.
+
+  Raises:
+    ConfigError: weights on the Hub cannot be found or downloaded. Every process raises the error.
   """
-  stored = {}
+  stored, pins, problem = {}, {}, None
   if runtime.process_index() == 0 and workdir.is_dir():
     stored = provenance.stored_config(workdir, checkpoints.read_description(workdir, forms.check_metadata) or {}) or {}
+  if runtime.process_index() == 0:
+    try:
+      pins = pinning.pin_weights(run, stored)
+    except schema.ConfigError as error:
+      problem = str(error)
+  runtime.raise_together(problem)
   before = {
+    "pins": pins,
     "older": migrations.list_former_defaults(stored),
     "adopted": adoption.find_recorded_settings(migrations.migrate_run(stored)),
   }
   before = json.loads(runtime.gather_texts(json.dumps(before), "older")[0])
-  older, editable = before["older"], flags.load_config(file, overrides)
+  older, pins, editable = before["older"], before["pins"], flags.load_config(file, overrides)
   whole = schema.to_plain(run)  # has each key that its choices accept, so that keys of other choices are ignored
   missing = [
     key
@@ -239,11 +252,13 @@ def apply_stored_settings(file: str, overrides: dict[str, str], run: BoundRun, w
     and not flags.has_key(editable, key)
   ]
   older = {key: older[key] for key in missing}
-  if not older and not before["adopted"]:
+  if not older and not before["adopted"] and not pins:
     return run
   for key, text in older.items():
     print_line(f"config.{key}={text}, as in the run in {workdir}, which was started with other defaults")
-  resolved = config.resolve(flags.load_config(file, overrides | older))
+  resolved = config.resolve(flags.load_config(file, overrides | older | pins))
+  # A restart reads its checkpoint. Only the weights of a teacher are needed again.
+  runtime.raise_together(pinning.download(pins, ("task.teacher",) if before["adopted"] else pins))
   if before["adopted"]:
     return build.complete(adoption.add_settings(resolved, before["adopted"]), adopt=False)
   return build.complete(resolved)

@@ -16,7 +16,7 @@ from vit_jax.importers import normalisation, weights
 from vit_jax.importers.hub import preprocessing
 from vit_jax.models import Description, table
 from vit_jax.schema import Choice, ConfigError, texts
-from vit_jax.storage import paths
+from vit_jax.storage import hub_files
 
 KEYS = {"model": ("gelu", "eps", "norm.eps", "padding", "resampling"), "data": ("mean", "std", "test_crop")}
 Settings = dict[str, dict[str, Any]]  # {group of the config: {key: value}}
@@ -42,7 +42,7 @@ def adopt_settings(run: Run) -> Run:
 def find_teacher_settings(path: str) -> dict[str, Any]:
   """Returns mean and std of a teacher's images as arguments of the task, or {} if its file cannot be read."""
   try:
-    _, data = _inspect_weights(paths.resolve_path(path), None)
+    _, data = _inspect_weights(hub_files.resolve_weights(path), None)
   except (ConfigError, OSError):
     return {}
   return {f"teacher_{key}": tuple(data[key]) for key in ("mean", "std") if key in data}
@@ -110,7 +110,7 @@ def find_weight_settings(path: str | None, model: str, image_size: int | None) -
   if path is None:
     return {}
   try:
-    description, data = _inspect_weights(paths.resolve_path(path), image_size)
+    description, data = _inspect_weights(hub_files.resolve_weights(path), image_size)
     if description.published.family != table.find(model).family:
       return {}
   except (ConfigError, OSError):

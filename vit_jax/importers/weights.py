@@ -37,7 +37,7 @@ from vit_jax.importers.layout import Layout, Tensors
 from vit_jax.models import Description, finite
 from vit_jax.schema import Choice, ConfigError, Duration, show
 from vit_jax.schema.errors import NotFiniteError, format_names
-from vit_jax.storage import paths
+from vit_jax.storage import hub_files
 
 
 class RecognisedModel(NamedTuple):
@@ -226,7 +226,7 @@ def read(
     ConfigError: if the file cannot be read as exactly one known model.
     NotFiniteError: if a parameter of a workdir is NaN or infinite.
   """
-  path = paths.resolve_path(path)
+  path = hub_files.resolve_weights(path)
   if is_workdir(path):
     check_prefix(path, prefix)
     arrays, about = checkpoints.read_weights(path, ema)
@@ -301,10 +301,10 @@ def open_frozen(
     ConfigError: if the file cannot be read as exactly one known model, or is not compatible with the image size or
       classes.
   """
-  if is_workdir(paths.resolve_path(path)):
+  if is_workdir(hub_files.resolve_weights(path)):
     found = read(path, None, ema, prefix)
     source, names, normalised = found.description, found.classes, found.normalised
-    notes = [*found.notes, *_describe_progress(paths.resolve_path(path))]
+    notes = [*found.notes, *_describe_progress(hub_files.resolve_weights(path))]
     selected = task_parameters.select_parameters(found.task, task_paths)
     del found
   else:
@@ -399,7 +399,13 @@ def load_fitted(
     names = found.classes if head != "new" and found.description.classes == target.classes else ()
     fitting, moved = class_order.arrange_outputs(fitting, target, names, classes, strict=head == "keep")
     kept_task, new = task_parameters.fit_task(found.task, task_shapes or {}, task_constants)
-    return fitting | kept_task, [*notes, *moved, *found.notes, *new, *_describe_progress(paths.resolve_path(path))]
+    return fitting | kept_task, [
+      *notes,
+      *moved,
+      *found.notes,
+      *new,
+      *_describe_progress(hub_files.resolve_weights(path)),
+    ]
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 
@@ -429,7 +435,7 @@ def inspect(
     recognised = importers.inspect("model.npz")
     print(recognised.layout.name, recognised.description)
   """
-  tensors, found = containers.read(paths.resolve_path(path))
+  tensors, found = containers.read(hub_files.resolve_weights(path))
   known: Hints = {**found, **(hints or {})}
   guessed: Hints = {**(likely or {})}
   if "heads" in known:

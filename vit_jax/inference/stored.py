@@ -18,7 +18,7 @@ from vit_jax.importers.hub import preprocessing
 from vit_jax.importers.hub.preprocessing import ImageMetadata
 from vit_jax.models import Description
 from vit_jax.schema import Choice, ConfigError, format_amount
-from vit_jax.storage import files, paths
+from vit_jax.storage import files, hub_files
 from vit_jax.training import build
 from vit_jax.training.bound_run import BoundRun
 
@@ -123,7 +123,7 @@ def read(
   Raises:
     ConfigError: if the path is neither a workdir nor a supported file.
   """
-  path = paths.resolve_path(path)
+  path = hub_files.resolve_weights(path)
   arrays: Tensors
   if importers.is_workdir(path):
     description, arrays = importers.load(path, hints, ema, prefix)
@@ -183,7 +183,7 @@ def read_normalisation(
   Returns:
     {"mean": values, "std": values}, one value per channel.
   """
-  path = paths.resolve_path(path)
+  path = hub_files.resolve_weights(path)
   if not importers.is_workdir(path):
     return normalisation.find_normalisation(importers.inspect(path, ema=ema, prefix=prefix))
   about = checkpoints.read_description(path) or {}

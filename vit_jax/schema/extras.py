@@ -15,6 +15,7 @@ EXTRAS = (
   "docs",
   "gcs",
   "gpu",
+  "hub",
   "mlflow",
   "onnx",
   "report",

@@ -17,7 +17,7 @@ from vit_jax.data import catalog, shared_data, sources
 from vit_jax.evals import selection
 from vit_jax.schema import ConfigError
 from vit_jax.schema.errors import AbsentError, UnreachableError
-from vit_jax.storage import paths
+from vit_jax.storage import hub_files
 from vit_jax.sweeps.trials import Setting, Trial, group_settings
 from vit_jax.training import build
 from vit_jax.training.bound_run import BoundRun
@@ -219,7 +219,7 @@ def _check_data(
   run: config.Run, decide: str | None, open_split: Callable[[schema.Choice, str], sources.Source]
 ) -> None:
   weights = run.init.from_
-  if weights and not paths.resolve_path(weights).exists():
+  if weights and not hub_files.resolve_weights(weights).exists():
     raise ConfigError(f"config.init.from: no file {weights!r}")
   train = open_split(run.data, "train")
   split = selection.find_split(run.evals[decide.partition("/")[0]].args) if decide else None

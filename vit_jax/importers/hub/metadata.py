@@ -15,7 +15,7 @@ from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import preprocessing, preprocessor, timm_arguments, timm_names, transformers_config
 from vit_jax.importers.hub.preprocessing import ImageMetadata
 from vit_jax.schema import ConfigError, show, suggest_nearest, texts
-from vit_jax.storage import files
+from vit_jax.storage import files, hub_files
 
 # Their names -> our names. Transformers has several names for the tanh form, which differ only in rounding.
 _GELU = {
@@ -102,7 +102,7 @@ def read_hints(weights: pathlib.Path) -> Hints:
     derived = {key: value for key, value in sizes.items() if key not in stated}
     if not isinstance(config.get("model_type"), str | None):
       raise ConfigError(f"model_type is {show(config['model_type'])}. Allowed: a name, such as 'vit'")
-    stem = weights.parent.name if weights.stem in ("model", "pytorch_model") else weights.name
+    stem = _find_folder_name(weights.parent) if weights.stem in ("model", "pytorch_model") else weights.name
     images, (crop, size), labels = (
       preprocessing.parse_normalisation(flat, "mean", "std"),
       preprocessing.read_timm_crop(flat),
@@ -150,7 +150,12 @@ def list_names(weights: pathlib.Path) -> list[str]:
     config = files.read_json(folder / SIDECARS[0]) or {}
   pretrained = config.get("pretrained_cfg")
   tag = pretrained.get("tag") if isinstance(pretrained, dict) else None
-  return [f"{config.get('architecture')}.{tag}", folder.name, weights.stem]
+  return [f"{config.get('architecture')}.{tag}", _find_folder_name(folder), weights.stem]
+
+
+def _find_folder_name(folder: pathlib.Path) -> str:
+  """Returns the name of a directory, or of the repository for a directory in the Hub's cache."""
+  return hub_files.find_repository_name(folder) or folder.name
 
 
 def parse_own_hints(values: object) -> Hints:

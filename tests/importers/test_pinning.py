@@ -1,0 +1,74 @@
+"""Tests of vit_jax/importers/pinning.py: a run records the commit of its weights, and a restart uses this commit."""
+
+import pytest
+
+from tests import hub_server
+from vit_jax import config
+from vit_jax.config import flags
+from vit_jax.importers import pinning
+from vit_jax.schema import ConfigError, to_plain
+
+A, B = "a" * 40, "b" * 40
+
+
+def resolve(**changes):
+  overrides = {"data.path": "x", "init.from": "none"} | {key.replace("__", "."): text for key, text in changes.items()}
+  return config.resolve(flags.load_config("configs/finetune.py:folder,ViT-Ti/16,96", overrides))
+
+
+@pytest.mark.parametrize("text", ["B_16.npz", "none", f"hf:a/b@{A}", f"hf:a/b@main:{A}", "./hf:a/b"])
+def test_other_weights_and_commits_are_not_pinned(text):
+  run = resolve(init__from=text)
+  assert pinning.find_unpinned(run) == {} and pinning.pin_weights(run, {}) == {}
+
+
+def test_initial_weights_and_teachers_are_pinned(hub, tmp_path):
+  commit = hub_server.add_model(hub, "a/b", tmp_path)
+  run = resolve(init__from="hf:a/b", task__name="distill", task__teacher="hf:a/b@main")
+  assert pinning.find_unpinned(run) == {"init.from": "hf:a/b", "task.teacher": "hf:a/b@main"}
+  pinned = f"hf:a/b@main:{commit}"
+  assert pinning.pin_weights(run, {}) == {"init.from": pinned, "task.teacher": pinned}
+
+
+def test_recorded_commit_is_used_for_the_same_revision_without_a_request(hub, tmp_path):
+  hub_server.add_model(hub, "a/b", tmp_path)
+  stored = to_plain(resolve(init__from=f"hf:a/b@main:{A}"))
+  for text in ("hf:a/b", "hf:a/b@main"):
+    assert pinning.pin_weights(resolve(init__from=text), stored) == {"init.from": f"hf:a/b@main:{A}"}
+  assert not hub.requests
+  hub.repositories["a/b"].refs["v2"] = hub.repositories["a/b"].refs["main"]
+  pinned = pinning.pin_weights(resolve(init__from="hf:a/b@v2"), stored)
+  assert pinned == {"init.from": f"hf:a/b@v2:{hub.repositories['a/b'].refs['v2']}"}
+
+
+@pytest.mark.parametrize(
+  ("pinned", "text", "same"),
+  [
+    (f"hf:a/b@main:{A}", "hf:a/b", True),
+    (f"hf:a/b@main:{A}", "hf:a/b@main", True),
+    (f"hf:a/b@v1:{A}", "hf:a/b@v1", True),
+    (f"hf:a/b@v1:{A}", "hf:a/b", False),
+    (f"hf:a/b@main:{A}", "hf:a/c", False),
+    ("hf:a/b@main", "hf:a/b", False),
+    (f"hf:a/b@{A}", "hf:a/b", False),
+    ("B_16.npz", "hf:a/b", False),
+    (None, "hf:a/b", False),
+  ],
+)
+def test_pins_belong_to_a_repository_and_a_revision(pinned, text, same):
+  assert pinning.is_pin(pinned, text) == same
+
+
+def test_errors_start_with_the_key(hub):
+  with pytest.raises(ConfigError, match=r"^config.init.from: 'hf:a/b/c': expected the name of a repository"):
+    pinning.find_unpinned(resolve(init__from="hf:a/b/c"))
+  with pytest.raises(ConfigError, match=r"^config.init.from: hf:a/b: this repository does not exist"):
+    pinning.pin_weights(resolve(init__from="hf:a/b"), {})
+
+
+def test_problem_of_a_download_is_returned(hub, tmp_path):
+  hub_server.add_model(hub, "a/b", tmp_path)
+  hub.repositories["a/none"].commit({"model.bin": b"x"})
+  assert pinning.download({"init.from": "hf:a/b", "task.teacher": "hf:a/none"}, ["init.from"]) is None
+  problem = pinning.download({"init.from": "hf:a/b", "task.teacher": "hf:a/none"}, ["init.from", "task.teacher"])
+  assert problem.startswith("config.task.teacher: hf:a/none: the repository contains no model.safetensors")

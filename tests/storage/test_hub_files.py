@@ -1,0 +1,254 @@
+"""Tests of vit_jax/storage/hub_files.py against a server with the endpoints of the Hub."""
+
+import json
+import pathlib
+import socket
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests import hub_server, small_weights
+from vit_jax import importers
+from vit_jax.schema import ConfigError
+from vit_jax.storage import hub_files, paths
+
+NAME = "timm/vit_small.tag"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+  ("text", "repository", "revision", "commit"),
+  [
+    ("hf:timm/vit_small_patch16_224.augreg_in21k", "timm/vit_small_patch16_224.augreg_in21k", None, None),
+    ("hf:a/b@v1.0", "a/b", "v1.0", None),
+    ("hf:a/b@refs/pr/1", "a/b", "refs/pr/1", None),
+    (f"hf:a/b@{COMMIT}", "a/b", COMMIT, COMMIT),
+    (f"hf:a/b@main:{COMMIT}", "a/b", "main", COMMIT),
+  ],
+)
+def test_addresses_are_parsed_and_written_in_the_same_form(text, repository, revision, commit):
+  assert hub_files.parse_address(text) == (repository, revision, commit)
+  assert str(hub_files.parse_address(text)) == text
+  assert str(pathlib.Path(text)) == text
+
+
+@pytest.mark.parametrize(
+  "text",
+  ["hf:", "hf:a", "hf:a/b/c/../d", "hf:a/..", "hf:../b", "hf:a/b/c", "hf:a//b", "hf:a/b c", "hf:a/$(id)", "hf:/a/b",
+   "hf:a/b--c", "hf:a/b.git", "hf:a/-b", "hf:a/b@", "hf:a/b@../c", "hf:a/b@a//b", "hf:a/b@/etc", "hf:a/b@x:y",
+   "hf:a/b@main:12", "hf:a/b@a b", "hf:a/b\n", "hf:" + "a" * 96 + "/b", "a/b"],
+)  # fmt: skip
+def test_invalid_addresses_are_refused_before_any_request(text, hub):
+  with pytest.raises(ConfigError, match=r"(Write hf:OWNER/NAME|is not a revision. Write a branch)") as error:
+    hub_files.parse_address(text)
+  assert "\n" not in str(error.value)
+  assert not hub.requests
+
+
+def test_only_weights_can_be_on_the_hub():
+  with pytest.raises(ConfigError, match=r"'hf:a/b': only weights can be on the Hugging Face Hub. Use a path"):
+    paths.parse_path("hf:a/b")
+
+
+def test_safetensors_and_json_files_are_downloaded_and_no_pickle(hub, tmp_path):
+  hub_server.add_model(hub, NAME, tmp_path, architecture="x", num_classes=7)
+  hub.repositories[NAME].commit({"pytorch_model.bin": b"cposix\nsystem\n", "README.md": b"", "onnx/model.onnx": b""})
+  path = hub_files.resolve_weights(f"hf:{NAME}")
+  assert {file.name for file in path.parent.iterdir()} == {"model.safetensors", "config.json"}
+  assert path.read_bytes() == (tmp_path / "model.safetensors").read_bytes()
+  assert hub_files.find_repository_name(path.parent) == "vit_small.tag"
+  assert not [name for name in hub.requests if name.startswith("unknown") and "agent-harnesses" not in name]
+
+
+def test_a_cached_commit_needs_no_request(hub, tmp_path):
+  commit = hub_server.add_model(hub, NAME, tmp_path)
+  first = hub_files.resolve_weights(f"hf:{NAME}")
+  assert hub_files.pin_commit(f"hf:{NAME}") == f"hf:{NAME}@main:{commit}"
+  hub.requests.clear()
+  for text in (f"hf:{NAME}", f"hf:{NAME}@{commit}", f"hf:{NAME}@main:{commit}"):
+    assert hub_files.resolve_weights(text) == first
+  assert not hub.requests
+  hub_server.forget_commits()  # like a new process
+  assert hub_files.resolve_weights(f"hf:{NAME}") == first
+  assert hub.requests == {"GET model": 1}
+
+
+def test_revisions_select_commits(hub, tmp_path):
+  repository = hub.repositories[NAME]
+  commits = {}
+  for branch in ("main", "v1", "refs/pr/1"):
+    commits[branch] = repository.commit({"model.safetensors": branch.encode()}, branch)
+  for branch, commit in commits.items():
+    assert hub_files.resolve_weights(f"hf:{NAME}@{branch}").read_bytes() == branch.encode()
+    assert hub_files.pin_commit(f"hf:{NAME}@{branch}") == f"hf:{NAME}@{branch}:{commit}"
+  repository.commit({"model.safetensors": b"moved"})
+  assert hub_files.resolve_weights(f"hf:{NAME}").read_bytes() == b"moved"
+  assert hub_files.resolve_weights(f"hf:{NAME}@main:{commits['main']}").read_bytes() == b"main"
+
+
+def write_shards(folder):
+  """Writes a ViT in two files with an index, and returns the content of the files."""
+  description = small_weights.described()
+  tensors = importers.export_tensors(small_weights.arrays(description), description, "timm")
+  names, files, index = sorted(tensors), {}, {}
+  for i, part in enumerate((names[::2], names[1::2]), 1):
+    file = f"model-{i:05}-of-00002.safetensors"
+    files[file] = safetensors.numpy.save({name: np.ascontiguousarray(tensors[name]) for name in part})
+    index |= dict.fromkeys(part, file)
+  return files | {"model.safetensors.index.json": json.dumps({"weight_map": index}).encode()}
+
+
+def test_sharded_weights_are_read(hub, tmp_path):
+  hub.repositories[NAME].commit(write_shards(tmp_path))
+  (_, arrays), (_, single) = importers.load(f"hf:{NAME}"), importers.load(small_weights.file(tmp_path))
+  assert arrays.keys() == single.keys()
+  assert all(np.array_equal(arrays[name], single[name]) for name in arrays)
+
+
+def test_one_file_is_preferred_to_shards(hub, tmp_path):
+  hub.repositories[NAME].commit(write_shards(tmp_path) | {"model.safetensors": b"whole"})
+  path = hub_files.resolve_weights(f"hf:{NAME}")
+  assert [file.name for file in path.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_an_interrupted_download_continues_where_it_stopped(hub, tmp_path, monkeypatch):
+  content = np.random.default_rng(0).bytes(300_000)
+  hub.repositories[NAME].commit({"model.safetensors": content})
+  hub.cut = 100_000
+  monkeypatch.setattr("time.sleep", lambda seconds: None)  # the library's pause
+  monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 50_000)
+  assert hub_files.resolve_weights(f"hf:{NAME}").read_bytes() == content
+  assert hub.ranges == ["bytes=100000-"]
+
+
+def test_tokens_are_sent_to_the_hub_and_not_to_the_host_of_contents(hub, tmp_path, monkeypatch):
+  hub_server.add_model(hub, NAME, tmp_path)
+  hub.repositories[NAME].token = "hf_reader"
+  monkeypatch.setenv("HF_TOKEN", "hf_reader")
+  assert hub_files.resolve_weights(f"hf:{NAME}").exists()
+  assert hub.tokens["content"] == {""} and hub.tokens["model"] == {"hf_reader"}
+
+
+def fail(text):
+  """Returns the error of an address, which has one line and starts with the address."""
+  with pytest.raises(ConfigError) as error:
+    hub_files.resolve_weights(text)
+  assert "\n" not in str(error.value) and str(error.value).startswith(f"{text}: ")
+  return str(error.value)
+
+
+def test_absent_repositories_and_revisions_are_reported(hub, tmp_path, monkeypatch):
+  hub_server.add_model(hub, NAME, tmp_path)
+  absent = "this repository does not exist, or is private. Correct the name; for a private repository, set HF_TOKEN"
+  assert absent in fail("hf:timm/absent")
+  monkeypatch.setenv("HF_TOKEN", "hf_reader")
+  assert absent in fail("hf:timm/absent@main")
+  assert "this revision does not exist. The revisions are at http" in fail(f"hf:{NAME}@v9")
+  assert "this revision does not exist" in fail(f"hf:{NAME}@{COMMIT}")
+
+
+@pytest.mark.parametrize("token", [None, "hf_other"])
+def test_gated_repositories_are_reported_with_the_page_of_their_terms(hub, tmp_path, monkeypatch, token):
+  hub_server.add_model(hub, NAME, tmp_path)
+  hub.repositories[NAME].token, hub.repositories[NAME].gated = "hf_reader", True
+  if token:
+    monkeypatch.setenv("HF_TOKEN", token)
+  assert f"access is restricted. Accept the terms at {hub.address}/{NAME}, then set HF_TOKEN" in fail(f"hf:{NAME}")
+
+
+@pytest.mark.parametrize(
+  ("names", "message"),
+  [
+    (("pytorch_model.bin",), "contains no model.safetensors. It contains pytorch_model.bin, which may run code"),
+    (("a.pth", "b.pth"), "It contains a.pth, b.pth, which may run code when other programs read it, and is not"),
+    (("open_clip.safetensors", "a.bin"), "It contains open_clip.safetensors: download the file, and name its path"),
+    (("README.md",), "contains no model.safetensors. Use a repository of a model"),
+  ],
+)
+def test_repositories_without_safetensors_are_refused(hub, names, message):
+  hub.repositories[NAME].commit(dict.fromkeys(names, b"x"))
+  assert message in fail(f"hf:{NAME}")
+  assert not hub.requests["GET content"]
+
+
+@pytest.mark.parametrize(
+  ("status", "message"), [(500, "500 Internal Server Error. Try again"), (429, "429 Too Many"), (503, "503 Service")]
+)
+def test_failures_of_the_server_are_reported_with_their_status(hub, tmp_path, monkeypatch, status, message):
+  commit = hub_server.add_model(hub, NAME, tmp_path)
+  hub.status = status
+  monkeypatch.setattr("time.sleep", lambda seconds: None)  # pauses between attempts
+  assert f"the Hub answered with {message}" in fail(f"hf:{NAME}@{commit}")
+
+
+def test_an_unreachable_hub_is_reported_unless_the_cache_has_the_weights(hub, tmp_path, monkeypatch):
+  hub_server.add_model(hub, NAME, tmp_path)
+  cached = hub_files.resolve_weights(f"hf:{NAME}")
+  with socket.socket() as unused:
+    unused.bind(("127.0.0.1", 0))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
+    hub_server.forget_commits()
+    assert hub_files.resolve_weights(f"hf:{NAME}") == cached
+    message = fail("hf:timm/other")
+  assert "cannot be reached (" in message and "does not contain the weights. Check the network, HF_ENDPOINT" in message
+
+
+def test_offline_mode_uses_the_cache_only(hub, tmp_path, monkeypatch):
+  commit = hub_server.add_model(hub, NAME, tmp_path)
+  cached = hub_files.resolve_weights(f"hf:{NAME}")
+  monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+  hub_server.forget_commits()
+  hub.requests.clear()
+  assert hub_files.resolve_weights(f"hf:{NAME}") == cached
+  assert hub_files.pin_commit(f"hf:{NAME}") == f"hf:{NAME}@main:{commit}"
+  for text in ("hf:timm/other", f"hf:{NAME}@v2", f"hf:{NAME}@{COMMIT}"):
+    assert "HF_HUB_OFFLINE is set, and the cache" in fail(text)
+  assert not hub.requests
+
+
+def test_files_that_another_program_cached_are_used_offline(hub, tmp_path, monkeypatch):
+  import huggingface_hub
+
+  hub_server.add_model(hub, NAME, tmp_path)
+  cached = huggingface_hub.hf_hub_download(NAME, "model.safetensors")
+  monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+  assert hub_files.resolve_weights(f"hf:{NAME}") == pathlib.Path(cached)
+
+
+def test_a_commit_that_is_no_digest_is_refused(hub, tmp_path):
+  hub_server.add_model(hub, NAME, tmp_path)
+  repository = hub.repositories[NAME]
+  repository.commits["../../evil"] = repository.commits[repository.refs["main"]]
+  repository.refs["main"] = "../../evil"
+  assert "the server returned the commit '../../evil'. Check HF_ENDPOINT" in fail(f"hf:{NAME}")
+
+
+def test_uploads_are_one_commit_in_a_private_repository(hub, tmp_path, monkeypatch):
+  monkeypatch.setenv("HF_TOKEN", "hf_writer")
+  files = {"model.safetensors": b"weights", "README.md": b"---\nlicense: mit\n---\n", "config.json": b"{}"}
+  for name, content in files.items():
+    (tmp_path / name).write_bytes(content)
+  page = hub_files.upload(tmp_path, hub_files.parse_address("hf:me/new"), public=False)
+  repository = hub.repositories["me/new"]
+  commit = repository.refs["main"]
+  assert page == f"{hub.address}/me/new/commit/{commit}" and len(repository.commits) == 2
+  assert {name: repository.commits[commit][name] for name in files} == files
+  assert repository.private and hub.requests["PUT upload"] == 1
+  with pytest.raises(ConfigError, match=r"already contains README.md, config.json, model.safetensors. Name a new"):
+    hub_files.upload(tmp_path, hub_files.parse_address("hf:me/new"), public=False)
+  hub_files.upload(tmp_path, hub_files.parse_address("hf:me/open"), public=True)
+  assert not hub.repositories["me/open"].private
+
+
+def test_refused_uploads_are_reported_in_one_line(hub, tmp_path, monkeypatch):
+  (tmp_path / "model.safetensors").write_bytes(b"weights")
+  with pytest.raises(ConfigError, match=r"an upload makes a new commit of the branch main. Remove @v1"):
+    hub_files.upload(tmp_path, hub_files.parse_address("hf:me/new@v1"), public=False)
+  for token in (None, "hf_reader"):
+    if token:
+      monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(ConfigError, match=r"hf:me/new: the Hub answered with 40[13] .*set HF_TOKEN, or run") as error:
+      hub_files.upload(tmp_path, hub_files.parse_address("hf:me/new"), public=False)
+    assert "\n" not in str(error.value)
+  assert "me/new" not in hub.repositories

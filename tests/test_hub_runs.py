@@ -1,0 +1,117 @@
+"""Tests of runs that start from weights on the Hub: the recorded commit, restarts, uploads and several processes."""
+
+import json
+import socket
+
+import numpy as np
+import pytest
+import yaml
+
+import vit_jax
+from tests import hub_server, ports, runs, small_weights
+from vit_jax import convert, importers, predict, train
+from vit_jax.corpora.builders import prepare_dataset
+from vit_jax.schema import ConfigError
+
+MODEL = {"width": "64", "depth": "2", "heads": "2", "hidden": "96"}
+
+
+def words(workdir, total=2, weights="hf:a/b"):
+  """Returns the flags of a run of `total` steps that starts from weights on the Hub."""
+  keys = {f"model.{key}": text for key, text in MODEL.items()} | {"total": total, "batch": 16, "init.from": weights}
+  keys |= {"checkpoint.every": 2, "log.every": 1, "optim.accumulate": 1, "optim.warmup": 1}
+  flags = [f"--config.{key}={value}" for key, value in keys.items()]
+  return ["--config=configs/finetune.py:digits,ViT-S/8,32", f"--workdir={workdir}", "--no-report", *flags]
+
+
+def read_config(workdir):
+  return json.loads((workdir / "config.json").read_text())
+
+
+@pytest.mark.heavy
+def test_a_restart_uses_the_commit_of_the_start_and_the_result_is_uploaded(hub, tmp_path, monkeypatch, capsys):
+  prepare_dataset("digits")
+  (tmp_path / "weights").mkdir()
+  commit = hub_server.add_model(hub, "a/b", tmp_path / "weights", mean=[0.4, 0.4, 0.4], std=[0.2, 0.2, 0.2])
+  workdir = tmp_path / "run"
+  train.main(words(workdir))
+  assert read_config(workdir)["init"]["from"] == f"hf:a/b@main:{commit}"
+  assert read_config(workdir)["data"]["mean"] == [0.4, 0.4, 0.4]  # adopted from the repository
+  hub.repositories["a/b"].commit({"model.safetensors": b"other", "config.json": b"{"})
+  hub_server.forget_commits()
+  hub.requests.clear()
+  train.main(words(workdir, 4))
+  assert read_config(workdir)["init"]["from"] == f"hf:a/b@main:{commit}" and not hub.requests
+  result = json.loads((workdir / "result.json").read_text())
+  assert result["steps"] == 4
+
+  with pytest.raises(ConfigError, match=r"licence: missing, but an upload must have one"):
+    convert.main([str(workdir), "hf:me/digits"])
+  monkeypatch.setenv("HF_TOKEN", "hf_writer")
+  convert.main([str(workdir), "hf:me/digits", "--licence=mit", "--public"])
+  printed = capsys.readouterr().out
+  assert "hf:me/digits: ViT-" in printed and f"uploaded: {hub.address}/me/digits/commit/" in printed
+  repository = hub.repositories["me/digits"]
+  files = repository.commits[repository.refs["main"]]
+  assert files.keys() == {".gitattributes", "README.md", "config.json", "model.safetensors"} and not repository.private
+  card = files["README.md"].decode()
+  assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "a/b"
+  low, high = result["intervals"]["top1"]
+  assert f"| top1 | {result['top1']:.2%} | {low:.2%} to {high:.2%} |" in card and str(tmp_path) not in card
+  (_, ours), (_, theirs) = importers.load(workdir), importers.load("hf:me/digits")
+  assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.heavy
+def test_weights_of_a_file_are_uploaded_and_predict(hub, tmp_path, monkeypatch, capsys):
+  monkeypatch.setenv("HF_TOKEN", "hf_writer")
+  file = small_weights.file(tmp_path, architecture="vit_small_patch8_224", label_names=list(small_weights.CLASSES))
+  printed = vit_jax.push(file, "hf:me/cats", licence="apache-2.0", layout="hf")
+  assert printed.startswith("hf:me/cats: ViT-") and str(tmp_path) not in printed
+  repository = hub.repositories["me/cats"]
+  card = repository.commits[repository.refs["main"]]["README.md"].decode()
+  assert 'ViTForImageClassification.from_pretrained("me/cats")' in card and "## Results" not in card
+  image = tmp_path / "photo.png"
+  pictures = np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)
+  from PIL import Image
+
+  Image.fromarray(pictures).save(image)
+  capsys.readouterr()
+  predict.main(["--weights=hf:me/cats", str(image)])
+  assert f"hf:me/cats@main:{repository.refs['main']}: ViT-" in capsys.readouterr().out
+  convert.main(["--inspect", "hf:me/cats"])
+  assert "hf names (.safetensors)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--licence=mit", "--public"])
+def test_flags_of_uploads_need_an_address(tmp_path, flag):
+  with pytest.raises(ConfigError, match=rf"{flag.partition('=')[0]}: is for uploads. Name hf:OWNER/NAME as OUT"):
+    convert.main([str(tmp_path / "a.npz"), str(tmp_path / "b.safetensors"), flag])
+
+
+def test_invalid_address_in_a_flag_is_one_line(tmp_path):
+  for place in (["hf:a/b/../c", "out.npz"], ["a.npz", "hf:a"]):
+    with pytest.raises(ConfigError, match=r"PATH: 'hf:\S+': expected the name of a repository on the Hugging Face"):
+      convert.main(place)
+
+
+@pytest.mark.long
+def test_a_host_that_cannot_download_ends_all_processes_with_one_error(hub, tmp_path):
+  prepare_dataset("digits")
+  (tmp_path / "weights").mkdir()
+  commit = hub_server.add_model(hub, "a/b", tmp_path / "weights")
+  placed = {"VITJAX_COORDINATOR": f"127.0.0.1:{ports.find_free_port()}", "VITJAX_PROCESSES": "2"}
+  with socket.socket() as unused:
+    unused.bind(("127.0.0.1", 0))
+    addresses = [{}, {"HF_ENDPOINT": f"http://127.0.0.1:{unused.getsockname()[1]}"}]
+    started = [
+      runs.start(
+        "vit_jax.train", *words(tmp_path / "run"), devices=2, VITJAX_PROCESS=str(i),
+        **placed, **(hub_server.environment(hub, tmp_path / f"home{i}") | addresses[i]),
+      )
+      for i in range(2)
+    ]  # fmt: skip
+    texts = [runs.finish(process, 2) for process in started]
+  problem = f"config.init.from: hf:a/b@main:{commit}: http://127.0.0.1"
+  assert f"process 1: {problem}" in texts[0] and problem in texts[1]
+  assert "Traceback" not in "".join(texts) and not (tmp_path / "run").exists()

@@ -1,0 +1,142 @@
+"""Model cards: the README.md of weights on the Hugging Face Hub.
+
+A card describes the model, the results of its run with intervals, the training, and how to load the uploaded files.
+Paths are left out, because they may contain private names.
+"""
+
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vit_jax.evals.intervals import METHODS, compute_figure_intervals
+from vit_jax.evals.metrics import is_share
+from vit_jax.inference.stored import StoredWeights
+from vit_jax.reports.recorded import RecordedRun
+from vit_jax.schema import ConfigError, show
+from vit_jax.storage import hub_files
+
+_LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
+# Changes of a config that contain a path: by the key, or by the start of the value.
+_PATH = re.compile(r"^[\w.]*\b(?:path|from|teacher|labels|root|folder|index)\b[\w.]*:|['\"](?:/|~|\.{1,2}/|gs://)")
+
+
+def check_licence(licence: str | None) -> str:
+  """Returns the licence of an upload.
+
+  Args:
+    licence: the name of a licence on the Hub, or None if the user gave none.
+
+  Raises:
+    ConfigError: the name is missing or is not the name of a licence.
+  """
+  advice = "Write the name of a licence on the Hub, such as apache-2.0, cc-by-4.0 or other"
+  if licence is None:
+    raise ConfigError(f"licence: missing, but an upload must have one. {advice}")
+  if not _LICENCE.fullmatch(licence):
+    raise ConfigError(f"licence: {show(licence)} is not a name. {advice}")
+  return licence
+
+
+def make_card(
+  repository: str,
+  licence: str,
+  use: StoredWeights,
+  sidecar: Mapping[str, Any],
+  run: RecordedRun | None = None,
+) -> str:
+  """Returns the text of a model card.
+
+  Args:
+    repository: owner and name of the repository.
+    licence: name of the licence on the Hub.
+    use: the uploaded weights.
+    sidecar: content of the uploaded config.json, or {} without this file.
+    run: the run that trained the weights, or None for weights of a file.
+  """
+  description = use.description
+  library, loading = _describe_loading(repository, sidecar)
+  header: dict[str, Any] = {
+    "license": licence,
+    "library_name": library,
+    "pipeline_tag": "image-classification" if description.classes else "image-feature-extraction",
+    "tags": ["vit_jax", "vision"],
+  }
+  if run and run.run.init.from_ and hub_files.is_address(run.run.init.from_):
+    header["base_model"] = hub_files.parse_address(run.run.init.from_).repository
+  size, data = description.image_size, use.data
+  normalisation = ", ".join(f"{key} {_format_values(values)}" for key, values in data.normalisation.items())
+  chapters = [
+    f"# {repository.partition('/')[2]}",
+    f"Model: {description}. Images: {size} px, RGB, {normalisation} for pixels of 0 to 1.",
+    *(_make_run_chapters(run) if run else []),
+    loading,
+    f"## Licence\n\n{licence}",
+  ]
+  front = "\n".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in header.items())
+  return f"---\n{front}\n---\n\n" + "\n\n".join(chapters) + "\n"
+
+
+def _make_run_chapters(run: RecordedRun) -> list[str]:
+  """Returns the chapters about the results and the training of a run."""
+  intervals = compute_figure_intervals(run.figures)
+  rows = [
+    f"| {name} | {_format_figure(name, value)} | {_format_interval(name, intervals.get(name))} |"
+    for name, value in run.figures.items()
+    if not name.endswith(("images", "_std"))
+  ]
+  state = "" if run.result else f"The run has not finished: the weights are those of step {run.steps:,}.\n\n"
+  results = f"## Results\n\n{state}" + "\n".join(["| figure | value | 95 % interval |", "|---|---|---|", *rows])
+  chapters = [f"{results}\n\n{METHODS}"] if rows else []
+  config = run.run
+  file, colon, argument = str(run.recipe.get("config", "unknown")).partition(":")
+  facts = {
+    "recipe": f"{pathlib.PurePath(file).name}{colon}{argument}",
+    "data": config.data.name + (f", {run.records:,} training images" if run.records else ""),
+    "task": config.task.name,
+    "length": f"{config.total} with batch {config.batch}",
+    "optimizer": config.optim.name,
+    "seed": str(config.seed),
+  }
+  if config.init.from_:
+    facts["initial weights"] = config.init.from_ if hub_files.is_address(config.init.from_) else "a file"
+  about = str(run.recipe.get("about") or "").partition("\n")[0]
+  changes = _select_changes(run.recipe.get("changes", ()))
+  lines = ["## Training", about, "\n".join(f"- {key}: {value}" for key, value in facts.items())]
+  if changes:
+    lines.append("Changes of the recipe:\n\n" + "\n".join(f"    {change}" for change in changes))
+  return [*chapters, "\n\n".join(line for line in lines if line)]
+
+
+def _select_changes(changes: Sequence[str]) -> list[str]:
+  """Returns the changes of a recipe without those that contain paths."""
+  return [" ".join(change.split()) for change in changes if not _PATH.search(change)]
+
+
+def _describe_loading(repository: str, sidecar: Mapping[str, Any]) -> tuple[str, str]:
+  """Returns the name of the main library and a chapter with the code that loads the uploaded files."""
+  own = f'import vit_jax\n\nmodel = vit_jax.load("hf:{repository}")\nbest = model.predict("photo.jpg")'
+  parts = [f"With vit_jax (extra hub):\n\n```python\n{own}\n```"]
+  library = "vit_jax"
+  if isinstance(sidecar.get("architecture"), str):
+    library = "timm"
+    code = f'import timm\n\nmodel = timm.create_model("hf-hub:{repository}", pretrained=True).eval()'
+    parts.insert(0, f"With timm:\n\n```python\n{code}\n```")
+  if names := sidecar.get("architectures"):
+    library = "transformers"
+    code = f'from transformers import {names[0]}\n\nmodel = {names[0]}.from_pretrained("{repository}")'
+    parts.insert(0, f"With Transformers:\n\n```python\n{code}\n```")
+  return library, "\n\n".join(["## Load", *parts])
+
+
+def _format_figure(name: str, value: float) -> str:
+  return f"{value:.2%}" if is_share(name) else f"{value:.4f}"
+
+
+def _format_interval(name: str, ends: Sequence[float] | None) -> str:
+  return f"{_format_figure(name, ends[0])} to {_format_figure(name, ends[1])}" if ends else ""
+
+
+def _format_values(values: Sequence[float]) -> str:
+  return "(" + ", ".join(f"{value:g}" for value in values) + ")"
