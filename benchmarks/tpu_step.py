@@ -1,16 +1,18 @@
 """Compares the train step of ViTs on TPUs that are not attached with that of big_vision.
 
     python -m benchmarks.tpu_step --models=B/16,L/16 --topology=v3:4x4 [--attention=xla,fused] [--fsdp] [--json=FILE]
+    python -m benchmarks.tpu_step --models=B/16,L/16 --topology=v5e-64 --attention=xla --matmul=default,int8
 
 The TPU compiler compiles both, with 32 images per core, bfloat16 and unrolled layers. Our step has mixup, metrics,
 AdamW (bfloat16 first moment) and a moving average of the weights. The peer has neither mixup nor average. Neither clips
 gradients. `step_seconds` is the compiler's estimate of the cycles of all operations, plus the kernels' static
 schedules. It excludes collectives, for which the compiler gives no estimate. `links_seconds` is the time of
-collectives. `--images` tests which batch fits. `--remat` shows its cost in FLOPs. Needs `pip install -e '.[tpu]'` and
-no TPU. L/16 compiles in half a minute to two minutes on two cores.
+collectives. `--matmul` compares products of int8 numbers. `--images` tests which batch fits. `--remat` shows its cost
+in FLOPs. Needs `pip install -e '.[tpu]'` and no TPU. L/16 compiles in half a minute to two minutes on two cores.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 from typing import Any
@@ -49,24 +51,28 @@ def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments: A
   )
 
 
-def measure_ours(model: str, attention: str, args: argparse.Namespace, schedules: pathlib.Path) -> dict[str, Any]:
+def measure_ours(
+  model: str, attention: str, matmul: str, args: argparse.Namespace, schedules: pathlib.Path
+) -> dict[str, Any]:
   """Returns our row of the table.
 
   Args:
     model: size and patch, such as "B/16".
     attention: implementation of attention.
+    matmul: products of the dense layers, as in the configs.
     args: parsed flags.
     schedules: directory of the kernels' schedules.
   """
   slice_ = args.topology[0]
   images = args.images * len(estimate.make_topology_devices(slice_))
-  chosen = make_run(model, attention, images, args.fsdp, scan=args.scan, remat=args.remat)
+  chosen = make_run(model, attention, images, args.fsdp, scan=args.scan, remat=args.remat, matmul=matmul)
   plan = estimate.make_plan(chosen, slice_, schedules)
   links = plan.shares.get("links", 0.0)
   return {
     "model": model,
     "topology": slice_.name,
     "attention": attention,
+    "matmul": matmul,
     "mesh": plan.mesh,
     "images": args.images,
     "scan": args.scan,
@@ -100,6 +106,7 @@ def main() -> None:
   parser.add_argument("--models", default="B/16,L/16", help="sizes and patches, separated by commas")
   parser.add_argument("--topology", type=cli.parse_slices, default="v3:4x4", help="a slice")
   parser.add_argument("--attention", default="xla,fused", help="implementations, separated by commas")
+  parser.add_argument("--matmul", default="default", help="default, int8 or both, separated by a comma")
   parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices")
   parser.add_argument("--images", type=int, default=32, help="on a device")
   parser.add_argument("--scan", action="store_true", help="one compiled layer")
@@ -112,9 +119,9 @@ def main() -> None:
       compared = model in big_vision.SIZES and (args.images, args.scan) == (32, False)
       peer = measure_peer(model, args) if compared else None
       if peer:
-        print(f"{model:<6}big_vision       {peer * 1e3:7.1f} ms a step", flush=True)
-      for attention in args.attention.split(","):
-        row = measure_ours(model, attention, args, schedules)
+        print(f"{model:<6}big_vision                {peer * 1e3:7.1f} ms a step", flush=True)
+      for attention, matmul in itertools.product(args.attention.split(","), args.matmul.split(",")):
+        row = measure_ours(model, attention, matmul, args, schedules)
         ratio = row["step_seconds"] / peer if peer and not row["problem"] else None
         rows.append(row | {"big_vision_seconds": peer, "ratio_to_big_vision": ratio})
         print(format_row(rows[-1]), flush=True)
@@ -126,7 +133,7 @@ def main() -> None:
 def format_row(row: dict[str, Any]) -> str:
   """Formats a row for the screen."""
   ratio = row["ratio_to_big_vision"]
-  head = f"{row['model']:<6}{row['attention']:<7}{row['mesh']:<10}"
+  head = f"{row['model']:<6}{row['attention']:<7}{row['matmul']:<9}{row['mesh']:<10}"
   if row["problem"]:
     return head + row["problem"]
   return head + (

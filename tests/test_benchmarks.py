@@ -72,6 +72,9 @@ def test_ctrl_c_prints_one_line(name, monkeypatch, capsys):
     ("ablations", ["--workdir={}/runs"], "cannot write to"),
     ("ablations", ["--only=shape,block,poling"], "Did you mean 'pooling'?"),
     ("ablations", ["--seeds=1"], "1"),
+    ("int8", ["--workdir={}/runs"], "cannot write to"),
+    ("int8", ["--data=digits,glyph"], "Did you mean 'glyphs'?"),
+    ("int8", ["--seeds=1"], "1"),
     ("gpu_step", ["--models=Q/16"], "'Q'"),
     ("shuffle", ["--jsn=a"], "unrecognized arguments: --jsn=a"),
     ("modern_block", ["--topology=v9-8"], "v9-8"),
@@ -134,6 +137,32 @@ def test_digits_step_measures_the_ratio_to_pytorch(tmp_path, monkeypatch, capsys
     figures["vit_jax_images_per_second"] / figures["torch_images_per_second"], rel=1e-6
   )
   assert "ratio" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("plain", "integers", "verdict"),
+  [
+    ([97.0, 97.2, 97.4], [97.1, 97.2, 97.5], "equal"),
+    ([97.0, 97.2, 97.4], [90.0, 90.5, 91.0], "different"),
+    ([90.0, 95.0, 99.0], [90.0, 94.0, 98.0], "not decided"),
+  ],
+)
+def test_int8_verdicts_follow_from_welchs_interval(plain, integers, verdict):
+  import scipy.stats
+
+  from benchmarks import int8
+
+  cells = int8.compare_accuracies({"bfloat16": plain, "int8": integers})
+  low, high = scipy.stats.ttest_ind(integers, plain, equal_var=False).confidence_interval()
+  assert cells[3:] == [f"{low:.2f} to {high:.2f}", verdict]
+
+
+@pytest.mark.long
+def test_int8_benchmark_trains_both_products(tmp_path):
+  output = runs.finish(runs.start("benchmarks.int8", f"--workdir={tmp_path}", "--quick"), seconds=600)
+  record = json.loads((tmp_path / "int8.json").read_text())
+  assert {name: len(values) for name, values in record["digits"]["top1"].items()} == {"bfloat16": 2, "int8": 2}
+  assert "verdict" in output and (tmp_path / "int8.md").read_text().strip() in output
 
 
 @pytest.mark.long

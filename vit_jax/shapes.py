@@ -19,7 +19,7 @@ The letters are:
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Integer, Key, Num, Shaped, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int8, Integer, Key, Num, Shaped, UInt8, UInt32
 
 Tensor = jax.Array | np.ndarray  # on a device or on the host
 PRNGKey = Key[Array, ""]
@@ -32,6 +32,7 @@ __all__ = [
   "Count",
   "Float",
   "Int",
+  "Int8",
   "Integer",
   "Key",
   "Num",

@@ -22,9 +22,9 @@ def abstract(head):
   return nnx.eval_shape(lambda: models.create("ViT-mu/8", image_size=16, classes=3, head=head))
 
 
-def test_vit_has_20_keyword_arguments():
+def test_vit_has_21_keyword_arguments():
   keywords = [each for each in inspect.signature(vit).parameters.values() if each.kind is each.KEYWORD_ONLY]
-  assert len(keywords) == 20
+  assert len(keywords) == 21
 
 
 @pytest.mark.parametrize("name", HEAD)

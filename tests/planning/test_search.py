@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests import runs
+from vit_jax import schema
 from vit_jax.parallel import hardware
 from vit_jax.planning import search
 from vit_jax.planning.estimate import Plan
@@ -121,6 +122,30 @@ def test_fused_attention_is_not_tried_if_the_kernel_does_not_support_the_model(c
   assert not search.supports_fused(run)
   plans = list(search.generate_plans(run, V3, lambda run, slice_: plan(1.0)))
   assert plans and not any("fused" in p.mesh for p in plans)
+
+
+@pytest.mark.parametrize(("topology", "own"), [("v5e-8", "default"), ("v6e-8", "int8"), ("v3-8", "default")])
+def test_other_products_are_tried_with_the_fastest_plan(topology, own):
+  made = []
+
+  def make_plan(run, slice_):
+    args = run.model.args
+    made.append((args["matmul"], args["attention"].name, args["remat"]))
+    return plan(1.0 if made[-1][1:] == ("fused", "mlp") else 2.0)
+
+  slice_ = hardware.parse_slice(topology)
+  plans = list(search.generate_plans(runs.imagenet(model__matmul=own), slice_, make_plan))
+  others = [each for each in made if each[0] != own]
+  assert others == ([] if topology == "v3-8" else [("int8" if own == "default" else "default", "fused", "mlp")])
+  assert [p.mesh.endswith(", int8") for p in plans] == [each[0] == "int8" for each in made]
+
+
+def test_products_are_not_tried_for_models_without_them():
+  run = runs.imagenet()
+  args = {key: value for key, value in run.model.args.items() if key != "matmul"}
+  run = dataclasses.replace(run, model=schema.Choice(run.model.name, args))
+  plans = list(search.generate_plans(run, hardware.parse_slice("v5e-8"), lambda run, slice_: plan(1.0)))
+  assert plans and not any("int8" in p.mesh for p in plans)
 
 
 def test_pareto_front_has_the_plans_that_no_other_plan_surpasses():

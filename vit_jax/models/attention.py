@@ -11,8 +11,9 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
+from vit_jax.models import int8
 from vit_jax.models.intermediates import record
-from vit_jax.models.layers import LayerNorm, Linear, RMSNorm, Scale, dropout, xavier
+from vit_jax.models.layers import LayerNorm, Linear, RMSNorm, Scale, dropout, fold_key, xavier
 from vit_jax.models.parameters import Keys, Parameter
 from vit_jax.shapes import Array, Float, PRNGKey, Scalar, Tensor
 
@@ -111,7 +112,7 @@ class Softmax:
     inputs: Inputs,
   ) -> Float[Array, "B M H K"]:
     """Computes the contexts. The arguments are those of `AttentionParts.compute`."""
-    return self.attend(attention, *attention.project(x, memory), key, bias, inputs)
+    return self.attend(attention, *attention.project(x, memory, key), key, bias, inputs)
 
   @jax.named_scope("attention")
   def attend(
@@ -170,6 +171,7 @@ class AttentionParts(nnx.Module):
     query_key: part that changes queries, keys and logits, or None.
     kernel: part that computes the contexts.
     output: part that changes the contexts before the last projection, or None.
+    matmul: products of the projections, see `layers.Linear`.
     dtype: type of the computation.
     rngs: source of keys.
   """
@@ -193,13 +195,14 @@ class AttentionParts(nnx.Module):
     query_key: QueryKeyPart | None = None,
     kernel: KernelPart = Softmax(),
     output: OutputPart | None = None,
+    matmul: int8.Matmul = "default",
     dtype: DTypeLike,
     rngs: Keys,
   ) -> None:
     self.query_key, self.kernel, self.output = query_key, kernel, output
     self._own(kernel, rngs)  # before the projections: the order of the draws determines the initial values
     size = width // heads
-    linear = functools.partial(Linear, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
+    linear = functools.partial(Linear, kernel_init=kernel_init, matmul=matmul, dtype=dtype, rngs=rngs)
     softmax = query_key is None or not query_key.transforms_keys  # the keys' bias reaches the softmax unchanged
     self.query = linear((width,), (heads, size), bias=bias != "none")
     self.key = linear((width,), (heads, size), bias=bias == "all", softmax=softmax)
@@ -241,21 +244,23 @@ class AttentionParts(nnx.Module):
     if self.output is not None:
       flat = self.output(self, flat, x)
     merged = context.ndim == 3  # a kernel with one axis for heads and channels avoids changes of the layout
-    out = self.out.flat(flat, scale=scale) if merged else self.out(flat.reshape(context.shape), scale)
+    last = fold_key(key, 4)
+    out = self.out.flat(flat, scale=scale, key=last) if merged else self.out(flat.reshape(context.shape), scale, last)
     return record("attention/out", out)
 
   def project(
-    self, x: Float[Tensor, "B M D"], memory: Float[Tensor, "B N D"]
+    self, x: Float[Tensor, "B M D"], memory: Float[Tensor, "B N D"], key: PRNGKey | None
   ) -> tuple[Float[Array, "B M H K"], Float[Array, "B N H K"], Float[Array, "B N H K"]]:
     """Returns queries, keys and values.
 
     Args:
       x: tokens of the queries, (B, M, D).
       memory: tokens of keys and values, (B, N, D).
+      key: random key of int8 products. None selects evaluation.
     """
-    query = record("attention/query", self.query(x))
-    keys = record("attention/key", self.key(memory))
-    return query, keys, record("attention/value", self.value(memory))
+    query = record("attention/query", self.query(x, key=fold_key(key, 1)))
+    keys = record("attention/key", self.key(memory, key=fold_key(key, 2)))
+    return query, keys, record("attention/value", self.value(memory, key=fold_key(key, 3)))
 
 
 class Attention(AttentionParts):

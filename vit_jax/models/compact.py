@@ -4,6 +4,7 @@ The block order of the official code differs from the paper. All published check
 norm_order="pre" is the order of the paper.
 """
 
+import functools
 import itertools
 import math
 from typing import Annotated, Literal
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from vit_jax.models import layers, parameters, positions, stack
+from vit_jax.models import int8, layers, parameters, positions, stack
 from vit_jax.models.attention import Attention, Softmax
 from vit_jax.models.convolution import Conv, max_pool
 from vit_jax.models.parameters import Keys
@@ -100,6 +101,7 @@ def compact(
   heads: Width | None = None,
   hidden: Hidden | None = None,
   dtype: Dtype = "float32",
+  matmul: int8.Matmul = "default",
   scan: bool = False,
   remat: stack.Remat = "none",
 ) -> Transformer:
@@ -130,6 +132,7 @@ def compact(
     heads: number of attention heads.
     hidden: hidden width of the MLPs.
     dtype: type of the computation. Parameters are float32.
+    matmul: products of the projections of attention and of the MLPs in training, see `vit.vit`.
     scan: whether the blocks form one stack, which is compiled once.
     remat: rematerialisation policy, see `stack.POLICIES`.
 
@@ -161,11 +164,12 @@ def compact(
 
   def block(rngs: Keys) -> Block:
     common = parameters.Common(dtype=compute, rngs=rngs)
+    attention = functools.partial(Attention, kernel=Softmax(attention_dropout), bias="none", matmul=matmul)
     return Block(
       norm(),
-      Attention(width, heads, kernel=Softmax(attention_dropout), bias="none", kernel_init=_normal, **common),
+      attention(width, heads, kernel_init=_normal, **common),
       norm(),
-      layers.Mlp(width, hidden, dropout=dropout, gelu="erf", kernel_init=_normal, **common),
+      layers.Mlp(width, hidden, dropout=dropout, gelu="erf", kernel_init=_normal, matmul=matmul, **common),
       order=norm_order,
       dropout=dropout,
     )

@@ -13,7 +13,7 @@ from vit_jax.schema import Choice, ConfigError, format_amount
 # Arguments for computation, regularisation, initial values and resampling of weights do not identify a model.
 _INESSENTIAL = (
   "resampling",
-  *("scan", "remat", "dtype", "dropout", "attention_dropout", "stochastic_depth"),
+  *("scan", "remat", "dtype", "matmul", "dropout", "attention_dropout", "stochastic_depth"),
   *("attention.dropout", "stochastic_depth_rates", "momentum", "head.bias", "head.std"),
 )
 

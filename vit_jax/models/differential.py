@@ -50,7 +50,7 @@ class Differential:
     inputs: Inputs,
   ) -> Float[Array, "B M H K"]:
     """Computes the contexts. The arguments are those of `AttentionParts.compute`."""
-    query, keys, values = attention.project(x, memory)
+    query, keys, values = attention.project(x, memory, key)
     query, keys = (rearrange(x, "b n h (two k) -> b n (h two) k", two=2) for x in (query, keys))
     values = jnp.repeat(values, 2, axis=2)
     context = Softmax(self.dropout).attend(attention, query, keys, values, key, bias, inputs)

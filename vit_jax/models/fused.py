@@ -12,7 +12,7 @@ from flax import nnx
 from vit_jax.models import activations
 from vit_jax.models.attention import AttentionParts, Inputs
 from vit_jax.models.intermediates import record
-from vit_jax.models.layers import RMSNorm
+from vit_jax.models.layers import RMSNorm, fold_key
 from vit_jax.models.parameters import Keys, Parameter
 from vit_jax.models.query_key import QueryKey
 from vit_jax.shapes import Array, Float, PRNGKey, Tensor
@@ -58,8 +58,10 @@ class Fused:
     outside = (rotates or norms) and not inside
     biased = {"query": outside, "key": rotates or norms, "value": False}  # biases that are added before the kernel
     query, keys, values = (
-      record(f"attention/{name}", linear.flat(x, bias=biased[name] and linear.bias is not None))
-      for name, linear in (("query", attention.query), ("key", attention.key), ("value", attention.value))
+      record(f"attention/{name}", linear.flat(x, biased[name] and linear.bias is not None, key=fold_key(key, number)))
+      for number, (name, linear) in enumerate(
+        {"query": attention.query, "key": attention.key, "value": attention.value}.items(), 1
+      )
     )
     options: dict[str, Any] = {}
     if outside:

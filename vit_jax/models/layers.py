@@ -17,6 +17,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
+from vit_jax.models import int8
 from vit_jax.models.convolution import conv
 from vit_jax.models.intermediates import record
 from vit_jax.models.parameters import Keys, Parameter
@@ -132,6 +133,7 @@ class Linear(nnx.Module):
       up to full steps.
     kernel_init: initialiser of the kernel, which is called with the shape of a matrix.
     bias_init: initialiser of the bias.
+    matmul: "int8" computes products with a random key by `int8.multiply`.
     dtype: type of the computation.
     rngs: source of keys.
   """
@@ -145,38 +147,50 @@ class Linear(nnx.Module):
     softmax: bool = False,
     kernel_init: nnx.Initializer = xavier,
     bias_init: nnx.Initializer = zeros,
+    matmul: int8.Matmul = "default",
     dtype: DTypeLike,
     rngs: Keys,
   ) -> None:
-    self.dtype, self.rank, self.softmax = dtype, len(inputs), softmax
+    self.dtype, self.rank, self.softmax, self.matmul = dtype, len(inputs), softmax, matmul
     kernel = kernel_init(rngs.params(), (math.prod(inputs), math.prod(outputs)), jnp.float32)
     self.kernel = nnx.Param(kernel.reshape(*inputs, *outputs))
     self.bias = nnx.Param(bias_init(rngs.params(), tuple(outputs), jnp.float32)) if bias else None
 
-  def __call__(self, x: Float[Tensor, "..."], scale: Scale = None) -> Float[Array, "..."]:
+  def __call__(self, x: Float[Tensor, "..."], scale: Scale = None, key: PRNGKey | None = None) -> Float[Array, "..."]:
     """Applies the map. A `scale` [D] multiplies the outputs along their last axis.
 
-    The scale is multiplied into kernel and bias, because a separate pass over the outputs would cost more.
+    The scale is multiplied into kernel and bias, because a separate pass over the outputs would cost more. `key` is the
+    random key of int8 products. None selects evaluation, which computes in `dtype`.
     """
-    y = jnp.tensordot(x.astype(self.dtype), self._scaled(self.kernel, scale), self.rank)
+    x, kernel = x.astype(self.dtype), self._scaled(self.kernel, scale)
+    if self.matmul == "int8" and key is not None:
+      y = int8.multiply(x, kernel, key, self.rank)
+    else:
+      y = jnp.tensordot(x, kernel, self.rank)
     if self.bias is None:
       return y
     bias = self._scaled(self.bias, scale)
     return y + (jax.lax.stop_gradient(bias) if self.softmax else bias)
 
-  def flat(self, x: Float[Tensor, "*B I"], bias: bool = True, scale: Scale = None) -> Float[Array, "*B O"]:
+  def flat(
+    self, x: Float[Tensor, "*B I"], bias: bool = True, scale: Scale = None, key: PRNGKey | None = None
+  ) -> Float[Array, "*B O"]:
     """Applies the map with all input axes merged into one axis, and all output axes merged into one axis.
 
     Args:
       x: inputs, (*B, I).
       bias: whether to add the bias.
       scale: factors of the outputs, or None.
+      key: random key of int8 products. None selects evaluation.
 
     Returns:
       Outputs, (*B, O).
     """
-    kernel = _matrix(self._scaled(self.kernel, scale), self.rank)
-    y = jnp.einsum("...i,oi->...o" if self.rank == 1 else "...i,io->...o", x.astype(self.dtype), kernel)
+    x, kernel = x.astype(self.dtype), _matrix(self._scaled(self.kernel, scale), self.rank)
+    if self.matmul == "int8" and key is not None:
+      y = int8.multiply(x, kernel.T if self.rank == 1 else kernel, key, 1)
+    else:
+      y = jnp.einsum("...i,oi->...o" if self.rank == 1 else "...i,io->...o", x, kernel)
     if not bias:
       return y
     assert self.bias is not None
@@ -348,6 +362,7 @@ class Mlp(nnx.Module):
     gelu: "tanh" for the approximation, "erf" for the exact function.
     kernel_init: initialiser of the kernels.
     bias_init: initialiser of the biases.
+    matmul: see `Linear`.
     dtype: type of the computation.
     rngs: source of keys.
   """
@@ -361,18 +376,21 @@ class Mlp(nnx.Module):
     gelu: Gelu,
     kernel_init: nnx.Initializer = xavier,
     bias_init: nnx.Initializer = zeros,
+    matmul: int8.Matmul = "default",
     dtype: DTypeLike,
     rngs: Keys,
   ) -> None:
-    linear = functools.partial(Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs)
+    linear = functools.partial(
+      Linear, kernel_init=kernel_init, bias_init=bias_init, matmul=matmul, dtype=dtype, rngs=rngs
+    )
     self.up = linear((width,), (hidden,))
     self.down = linear((hidden,), (width,))
     self.gelu, self.dropout = gelu, dropout
 
   def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None) -> Float[Array, "*B D"]:
     """Applies the MLP. A `scale` [D] multiplies the outputs."""
-    x = GELU[self.gelu](record("mlp/hidden", self.up(x)))
-    return record("mlp/out", self.down(dropout(x, self.dropout, key), scale))
+    x = GELU[self.gelu](record("mlp/hidden", self.up(x, key=fold_key(key, 1))))
+    return record("mlp/out", self.down(dropout(x, self.dropout, key), scale, fold_key(key, 2)))
 
 
 class SwiGLU(nnx.Module):
@@ -385,6 +403,7 @@ class SwiGLU(nnx.Module):
     dropout: dropout rate of the hidden layer.
     kernel_init: initialiser of the kernels.
     bias_init: initialiser of the biases.
+    matmul: see `Linear`.
     dtype: type of the computation.
     rngs: source of keys.
   """
@@ -398,10 +417,13 @@ class SwiGLU(nnx.Module):
     dropout: float = 0.0,
     kernel_init: nnx.Initializer = xavier,
     bias_init: nnx.Initializer = zeros,
+    matmul: int8.Matmul = "default",
     dtype: DTypeLike,
     rngs: Keys,
   ) -> None:
-    linear = functools.partial(Linear, kernel_init=kernel_init, bias_init=bias_init, dtype=dtype, rngs=rngs)
+    linear = functools.partial(
+      Linear, kernel_init=kernel_init, bias_init=bias_init, matmul=matmul, dtype=dtype, rngs=rngs
+    )
     self.gate = linear((width,), (hidden,))
     self.up = linear((width,), (hidden,))
     self.down = linear((hidden,), (width,))
@@ -409,6 +431,7 @@ class SwiGLU(nnx.Module):
 
   def __call__(self, x: Float[Tensor, "*B D"], key: PRNGKey | None = None, scale: Scale = None) -> Float[Array, "*B D"]:
     """Applies the MLP. A `scale` [D] multiplies the outputs."""
-    x = jax.nn.silu(record("mlp/gate", self.gate(x))) * record("mlp/hidden", self.up(x))
+    gate = record("mlp/gate", self.gate(x, key=fold_key(key, 0)))
+    x = jax.nn.silu(gate) * record("mlp/hidden", self.up(x, key=fold_key(key, 1)))
     x = x if self.norm is None else self.norm(x)
-    return record("mlp/out", self.down(dropout(x, self.dropout, key), scale))
+    return record("mlp/out", self.down(dropout(x, self.dropout, key), scale, fold_key(key, 2)))

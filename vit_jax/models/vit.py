@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import schema
-from vit_jax.models import attention_outputs, layers, parameters, resnet, rotary, stack
+from vit_jax.models import attention_outputs, int8, layers, parameters, resnet, rotary, stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.parameters import Common, Keys
 from vit_jax.models.positions import Resampling
@@ -57,6 +57,7 @@ def vit(
   heads: Width | None = None,
   hidden: Hidden | None = None,
   dtype: Dtype = "float32",
+  matmul: int8.Matmul = "default",
   scan: bool = False,
   remat: stack.Remat = "none",
 ) -> Transformer:
@@ -94,6 +95,9 @@ def vit(
     heads: number of attention heads.
     hidden: hidden width of the MLPs.
     dtype: type of the computation. Parameters are float32.
+    matmul: products of the projections of attention and of the MLPs in training. "int8" computes them and the
+      gradients of their inputs with int8 numbers on TPU v5e, v5p and v6e, see `models.int8`. Evaluation, prediction and
+      conversion always compute in `dtype`.
     scan: whether the blocks form one stack, which is compiled once.
     remat: rematerialisation policy, see `stack.POLICIES`.
 
@@ -130,9 +134,9 @@ def vit(
     )
     return Block(
       norm_of(width),
-      Attention(width, heads, **of_attention, **common),
+      Attention(width, heads, **of_attention, matmul=matmul, **common),
       None if norms.order == "parallel" else norm_of(width),
-      mlps.create(width, hidden, norm_of, gelu, dropout=dropout, **of_mlp, **common),
+      mlps.create(width, hidden, norm_of, gelu, dropout=dropout, matmul=matmul, **of_mlp, **common),
       order=norms.order,
       layer_scale=layers.create_layer_scale(width, layer_scale),
       dropout=dropout,

@@ -1,5 +1,6 @@
-"""Checks of device limits: divisibility of the batch over the devices, and memory for the training state."""
+"""Checks of device limits: divisibility of the batch, memory for the training state, and units for int8 products."""
 
+import math
 from typing import Any
 
 import jax
@@ -60,3 +61,23 @@ def check_memory(model: str, grid: jax.sharding.Mesh, shapes: Any) -> None:
       f"gradients and optimizer alone, but a {device.device_kind} has {limit / 2**30:.1f} GiB. Split the parameters "
       "with config.mesh.fsdp, or use a smaller model"
     )
+
+
+def check_int8(grid: jax.sharding.Mesh) -> None:
+  """Raises an error if the devices have no units for int8 products. CPUs are allowed for tests.
+
+  Args:
+    grid: device mesh of the run.
+
+  Raises:
+    ConfigError: int8 products are not faster on these devices.
+  """
+  device = grid.devices.flat[0]
+  chip = hardware.CHIPS.get(device.device_kind)
+  if device.platform == "cpu" or (chip and not math.isnan(chip.int8)):
+    return
+  fast = [name for name, kind in hardware.GENERATIONS.items() if not math.isnan(hardware.CHIPS[kind.kind].int8)]
+  raise ConfigError(
+    f"config.model.matmul: a {device.device_kind} does not compute 'int8' faster than bfloat16. Use 'default', or a "
+    f"TPU {', '.join(fast[:-1])} or {fast[-1]}"
+  )

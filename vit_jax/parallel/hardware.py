@@ -28,6 +28,7 @@ class Chip(NamedTuple):
     clock: cycles.
     links: bytes sent to other chips of the slice, over all links together.
     network: bytes sent to other slices.
+    int8: operations with int8 numbers. NaN if the device has no such units.
   """
 
   memory: int
@@ -36,19 +37,22 @@ class Chip(NamedTuple):
   clock: float = math.nan
   links: float = math.nan
   network: float = math.nan
+  int8: float = math.nan
 
 
 # Memory: the usable memory that libtpu 0.0.42 reports. v2 and v3: Jouppi et al. 2020 (links of 496 and 656 Gbit/s, four
 # per chip). v4: Jouppi et al. 2023. Later generations: docs.cloud.google.com/tpu/docs, with clocks computed from the
 # peak and the number of multipliers. TPU7x: docs.cloud.google.com/tpu/docs/tpu7x, half of the figures of a chip. Its
-# clock assumes four units of 256 x 256 multipliers per device, as on v6e. NVIDIA: data sheets.
+# clock assumes four units of 256 x 256 multipliers per device, as on v6e. NVIDIA: data sheets. int8: `get_tpu_info` of
+# JAX 0.10.2. According to it and to libtpu 0.0.42, int8 is not faster than bfloat16 on v4 and TPU7x. TPU7x has float8
+# units instead.
 CHIPS = {
   "TPU v2": Chip(int(7.48 * GIB), 23e12, 350e9, 700e6, 124e9),
   "TPU v3": Chip(int(15.48 * GIB), 61.5e12, 450e9, 940e6, 164e9),
   "TPU v4": Chip(int(30.75 * GIB), 275e12, 1228e9, 1050e6, 300e9, 6.25e9),
-  "TPU v5 lite": Chip(int(15.75 * GIB), 197e12, 819e9, 1500e6, 200e9, 3.1e9),
-  "TPU v5": Chip(int(95.74 * GIB), 459e12, 2765e9, 1750e6, 600e9, 6.25e9),
-  "TPU v6 lite": Chip(int(31.25 * GIB), 918e12, 1640e9, 1750e6, 400e9, 12.5e9),
+  "TPU v5 lite": Chip(int(15.75 * GIB), 197e12, 819e9, 1500e6, 200e9, 3.1e9, 394e12),
+  "TPU v5": Chip(int(95.74 * GIB), 459e12, 2765e9, 1750e6, 600e9, 6.25e9, 918e12),
+  "TPU v6 lite": Chip(int(31.25 * GIB), 918e12, 1640e9, 1750e6, 400e9, 12.5e9, 1836e12),
   "TPU7x": Chip(int(94.75 * GIB), 1153.5e12, 3690e9, 2200e6, 300e9, 6.25e9),
   "NVIDIA A100-SXM4-40GB": Chip(40 * GIB, 312e12, 1555e9),
   "NVIDIA A100-SXM4-80GB": Chip(80 * GIB, 312e12, 2039e9),

@@ -278,6 +278,7 @@ def _describe_choices(run: BoundRun, slice_: hardware.Slice) -> str:
   choices += [f"remat={remat}"] * (remat != "none") + [f"accumulate={accumulate}"] * (accumulate != 1)
   attention = run.model.args.get("attention")
   choices += ["fused attention"] * (isinstance(attention, schema.Choice) and attention.name == "fused")
+  choices += ["int8"] * (run.model.args.get("matmul") == "int8")
   return ", ".join([slice_.rented, run.model.name, *mesh, *choices])
 
 
@@ -306,16 +307,17 @@ def _estimate_step(
   assert memory is not None and counted is not None and text is not None
   program = hlo.read_program(text)
   if program.loops:  # XLA's own count includes the body of a loop only once
-    arithmetic = (
-      flops.count_flops(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
-      / plan.devices
-    )
+    arithmetic = _count_step_flops(experiment) / plan.devices
     flops_method, traffic = "matrix products of the program, divided by the number of devices", program.traffic
   else:
     arithmetic, traffic, flops_method = counted["flops"], counted["bytes accessed"], "compiler"
   moved = sum(kind.moved for kind in program.collectives.values())
   links = moved / chip.links + (program.network / chip.network if program.network else 0.0)
-  shares = {"arithmetic": arithmetic / chip.peak, "memory": traffic / chip.bandwidth, "links": links}
+  arithmetic_seconds = arithmetic / chip.peak
+  if experiment.run.model.args.get("matmul") == "int8":
+    integer = _count_step_flops(experiment, "int8") / plan.devices
+    arithmetic_seconds += integer / chip.int8 - integer / chip.peak
+  shares = {"arithmetic": arithmetic_seconds, "memory": traffic / chip.bandwidth, "links": links}
   in_kernels = sum(calls * kernel_cycles.get(name, 0) for name, calls in program.kernels.items())
   seconds, method = (program.cycles + in_kernels) / chip.clock, "compiler's cycles"
   if program.kernels:
@@ -344,6 +346,12 @@ def _estimate_step(
     parts=parts,
     kinds=kinds,
   )
+
+
+def _count_step_flops(experiment: Experiment, dtype: str | None = None) -> int:
+  """Returns the FLOPs of a step on all devices, of products with operands of any type or of one type."""
+  shapes = experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes
+  return flops.count_flops(experiment.step, *shapes, dtype=dtype)
 
 
 def estimate_run(

@@ -1,6 +1,7 @@
 """A search for the fastest settings that fit a slice, and for settings that need less memory.
 
-The settings are the mesh, scanned layers with rematerialisation, the number of micro-batches, and fused attention.
+The settings are the mesh, scanned layers with rematerialisation, the number of micro-batches, fused attention, and
+products of int8 numbers.
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from vit_jax import config, schema
-from vit_jax.models import vit_choices
+from vit_jax.models import int8, vit_choices
 from vit_jax.parallel import hardware
 from vit_jax.planning.estimate import Plan
 from vit_jax.schema.signatures import read_keywords
@@ -29,6 +30,7 @@ class SearchedSettings(NamedTuple):
     remat: policy of rematerialisation.
     micro_batches: number of micro-batches of a step.
     fused: whether attention is one fused kernel.
+    matmul: products of the dense layers, see `models.int8`.
   """
 
   mesh: config.Mesh
@@ -36,6 +38,7 @@ class SearchedSettings(NamedTuple):
   remat: str
   micro_batches: int
   fused: bool
+  matmul: int8.Matmul
 
 
 def generate_plans(
@@ -45,7 +48,8 @@ def generate_plans(
 
   For each mesh, the first rematerialisation that fits is used. The number of micro-batches is then doubled as long as
   this is faster. With the mesh and the micro-batches of the fastest plan, all pairs in `SAVINGS` are then tried,
-  with and without fused attention.
+  with and without fused attention. The fastest of all plans is finally made with the other choice of int8 products, if
+  the chip has units for them.
 
   Args:
     run: a completed run.
@@ -53,13 +57,13 @@ def generate_plans(
     make_plan: function that plans a modified run on the slice. It usually compiles the run.
   """
   plans: dict[SearchedSettings, Plan] = {}
-  fused = is_fused(run)
+  fused, matmul = is_fused(run), run.model.args.get("matmul", "default")
   for mesh in list_meshes(slice_):
     fastest = math.inf
     for micro_batches in MICRO_BATCHES:
       plan = None
       for scan, remat in SAVINGS:
-        settings = SearchedSettings(mesh, scan, remat, micro_batches, fused)
+        settings = SearchedSettings(mesh, scan, remat, micro_batches, fused, matmul)
         changed = apply_settings(run, settings)
         if changed is None:
           continue
@@ -81,13 +85,19 @@ def generate_plans(
         settings = best._replace(scan=scan, remat=remat, fused=use)
         changed = None if settings in plans else apply_settings(run, settings)
         if changed is not None:
-          yield _describe(make_plan(changed, slice_), settings)
+          plan = plans[settings] = make_plan(changed, slice_)
+          yield _describe(plan, settings)
+    best = min((each for each, plan in plans.items() if plan.fits), key=lambda settings: plans[settings].pace)
+    settings = best._replace(matmul="default" if matmul == "int8" else "int8")
+    if not math.isnan(slice_.chip.int8) and (changed := apply_settings(run, settings)) is not None:
+      yield _describe(make_plan(changed, slice_), settings)
 
 
 def _describe(plan: Plan, settings: SearchedSettings) -> Plan:
   """Returns the plan with a description of all settings in its `mesh`."""
   choices = [plan.mesh, "scan" if settings.scan else "unrolled", f"remat {settings.remat}"]
   choices += [f"micro-batches {settings.micro_batches}", *(["fused attention"] if settings.fused else [])]
+  choices += ["int8"] if settings.matmul == "int8" else []
   return dataclasses.replace(plan, mesh=f"{choices[0]}; {', '.join(choices[1:])}")
 
 
@@ -160,6 +170,10 @@ def apply_settings(run: BoundRun, settings: SearchedSettings) -> BoundRun | None
     return None
   if "scan" in keys:
     model = model.replace(scan=settings.scan, remat=settings.remat)
+  if settings.matmul != model.args.get("matmul", "default"):
+    if "matmul" not in keys:
+      return None
+    model = model.replace(matmul=settings.matmul)
   if settings.fused != is_fused(run):
     if settings.fused and not supports_fused(run):
       return None

@@ -22,7 +22,7 @@ from vit_jax.importers import adoption, options
 from vit_jax.models import flops
 from vit_jax.optim.schedules import create_schedule
 from vit_jax.parallel import sharding
-from vit_jax.parallel.capacity import check_batch
+from vit_jax.parallel.capacity import check_batch, check_int8
 from vit_jax.schema import Choice, ConfigError, Duration, bind, enter_key, format_amount, lookup, make
 from vit_jax.tasks import cost
 from vit_jax.training import steps, time_to_target
@@ -138,6 +138,8 @@ def build(
     source = train_splits(run.data, "train")
   grid = sharding.make_mesh(run.mesh, devices)
   check_batch(run.batch, run.optim.accumulate, grid, len(source) if training else run.batch, run.data.split)
+  if training and run.model.args.get("matmul") == "int8":
+    check_int8(grid)
   total = _count_steps(run, source.epoch_length)
 
   def steps_of(duration: Duration) -> int:
