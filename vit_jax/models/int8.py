@@ -2,12 +2,13 @@
 
 The scheme is that of SwitchBack (Wortsman et al. 2023, arXiv:2304.13013). The product of the forward pass and the
 gradient of its input multiply int8 numbers and add the results in int32. The gradient of the weights has the type of
-the computation. It is a sum over all tokens of a batch, and the paper shows that int8 is too inexact for it. Each token
-and each output channel has its own scale, which is computed from the largest magnitude. The paper calls this variant
-SwitchBackQ.
+the computation. It is a sum over all tokens of a batch, and quantization noise grows with the number of terms. Each
+token and each output channel has its own scale, which is computed from the largest magnitude. The paper calls this
+variant SwitchBackQ.
 
-SwitchBack rounds gradients to the nearest number. `config_v3` of AQT, Google's library for quantized training on TPUs,
-rounds them stochastically. This module does the same, so that the rounding adds no bias to the gradient of the input.
+SwitchBack rounds gradients to the nearest number. The third default config of AQT, Google's library for quantized
+training on TPUs, rounds them stochastically. This module does the same, so that the rounding adds no bias to the
+gradient of the input.
 
 Qwix 0.1.8 and AQT 0.9.0 contain similar products. This module does not use them for three reasons:
 
