@@ -7,6 +7,7 @@
 # make bench: compares a train step with PyTorch's and measures the loading of weights.
 # make docs: builds the documentation as a website in site/.  make docs-serve: shows it at http://localhost:8000.
 # make lock: writes requirements/*.txt for the present setup.py.  make lock UPGRADE=--upgrade: with the newest packages.
+# make sbom: lists all packages of the environment in sbom.json, in the format CycloneDX.
 # SEED=1 and WORKDIR=... select another run. ROUNDS=2 and MODEL=ViT-Ti/16 make the benchmarks shorter.
 # LOCK=requirements/gpu.txt installs for NVIDIA GPUs, tpu.txt for TPUs. LOCK= installs the newest packages that setup.py
 # allows, without hashes.
@@ -24,7 +25,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar=o
 COMPILE = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
   --no-annotate $(UPGRADE)
 
-.PHONY: digits compare transfer lint check test test-long bench docs docs-serve lock clean
+.PHONY: digits compare transfer lint check test test-long bench docs docs-serve lock sbom clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
@@ -60,6 +61,9 @@ docs: $(VENV)/installed-docs
 
 docs-serve: $(VENV)/installed-docs
 	$(BIN)/python -m mkdocs serve
+
+sbom: $(VENV)/installed-sbom
+	$(BIN)/cyclonedx-py environment --output-reproducible --output-file sbom.json $(BIN)/python
 
 # A lock is valid on all systems and Python versions, because its lines have conditions.
 lock:

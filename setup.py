@@ -9,6 +9,8 @@ DEDUP = ["imagehash>=4.3.2,<5"]  # perceptual hashes, for `prepare --dedup-again
 TRANSFORMERS = ["transformers>=5.24,<6"]  # Hugging Face's own models, which tests compute beside ours
 TIMM = ["timm>=1.0.31,<1.1", "torchvision>=0.28,<0.29"]  # models that tests compute beside ours; timm imports the other
 HUB = ["huggingface_hub>=2.4,<3"]  # weights at addresses such as hf:OWNER/NAME; Transformers needs it too
+SIGN = ["model-signing>=1.1.1,<2", "pyopenssl>=26.4,<27"]  # `convert --sign`; the first imports the other
+SBOM = ["cyclonedx-bom>=7.5,<8"]  # `make sbom`
 ONNX = ["onnx>=1.19,<2", "onnxruntime>=1.22,<2"]  # `convert OUT.onnx`: writes, reads again and runs
 BEAM = ["apache-beam>=2.77,<2.78"]  # `prepare --beam`; it wants protobuf below 7 and pyarrow below 26
 
@@ -89,6 +91,8 @@ setup(
       *HUB,
       *ONNX,
       *REPORT,
+      *SBOM,
+      *SIGN,
       *TIMM,
       *TPU,
       *TRACKIO,
@@ -104,6 +108,8 @@ setup(
     "hub": HUB,
     "onnx": ONNX,
     "report": REPORT,
+    "sbom": SBOM,
+    "sign": SIGN,
     "tpu": TPU,
     "gpu": ["jax[cuda12]>=0.10.2,<0.12"],
     "torch": TORCH,

@@ -287,6 +287,7 @@ def test_imported_packages_are_required_in_setup():
       "pyarrow": "pyarrow", "imagehash": "imagehash", "apache_beam": "apache-beam",
       "wandb": "wandb", "mlflow": "mlflow-skinny", "trackio": "trackio",
       "onnx": "onnx", "onnxruntime": "onnxruntime", "huggingface_hub": "huggingface_hub", "httpx2": "huggingface_hub",
+        "cryptography": "model-signing",
   }  # fmt: skip
   standard = sys.stdlib_module_names
   for file in FILES:

@@ -2,6 +2,7 @@
 
     python -m vit_jax.convert IN OUT [--layout=timm]
     python -m vit_jax.convert --inspect FILE
+    python -m vit_jax.convert --verify=KEY FILE
     python -m vit_jax.convert IN hf:OWNER/NAME --licence=NAME [--public]
 
 IN is a workdir of vit_jax or a weight file. Supported layouts are those of vit_jax, big_vision, BiT, timm, Hugging
@@ -17,6 +18,8 @@ that model hubs read.
 
 hf:OWNER/NAME is a repository on the Hugging Face Hub (extra hub), as IN or OUT. An upload contains .safetensors weights
 and a model card with the results of the run. The repository must be new or empty. It is private without --public.
+
+--sign=KEY writes the signature OUT.sig with a private key (extra sign). --verify checks it with the public key.
 
 OUT.stablehlo is a program with the model and its weights, for CPUs, CUDA and TPUs. OUT.onnx is a program for ONNX
 Runtime and others (extra onnx). Both run without vit_jax: see `inference.exported`.
@@ -41,7 +44,7 @@ from vit_jax.importers.formats import containers
 from vit_jax.importers.formats.lazy_tensors import Tensors
 from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import hf_configs, preprocessing
-from vit_jax.inference import exported, inspection, stored
+from vit_jax.inference import exported, inspection, signatures, stored
 from vit_jax.models.description import format_argument
 from vit_jax.models.positions import Resampling
 from vit_jax.reports import model_card, recorded
@@ -76,14 +79,42 @@ def main(words: Sequence[str] | None = None) -> None:
     choices=typing.get_args(Resampling),
     help="rule for position tables at another resolution, if not that of the publisher; stored in OUT",
   )
+  parser.add_argument("--sign", type=cli.parse_path, metavar="KEY", help="sign OUT with this private key, as OUT.sig")
+  parser.add_argument(
+    "--verify", type=cli.parse_path, metavar="KEY", help="verify the signature FILE.sig with this public key"
+  )
   parser.add_argument("--licence", metavar="NAME", help="licence of an upload to hf:OWNER/NAME, such as apache-2.0")
   parser.add_argument("--public", action="store_true", help="make the repository of an upload public")
   arguments = parser.parse(words)
   paths = arguments.paths
   if arguments.heads is not None and not 0 < arguments.heads < 2**15:
     raise ConfigError(f"--heads: {arguments.heads}. Allowed: a whole number from 1 to {2**15 - 1}")
-  if len(paths) != (1 if arguments.inspect else 2):
-    raise ConfigError(f"{format_amount(len(paths), 'path')}. Write `IN OUT`, or `--inspect FILE`")
+  if len(paths) != (1 if arguments.inspect or arguments.verify else 2):
+    raise ConfigError(f"{format_amount(len(paths), 'path')}. Write `IN OUT`, `--inspect FILE` or `--verify=KEY FILE`")
+  if arguments.verify:
+    print(signatures.verify(paths[0], arguments.verify))
+    return
+  if arguments.sign and arguments.inspect:
+    raise ConfigError("--sign: cannot be combined with --inspect. Write `IN OUT --sign=KEY`")
+  if arguments.sign:
+    signatures.check_signing(paths[1], arguments.sign)
+  hints = _collect_hints(arguments)
+  uploads = len(paths) == 2 and hub_files.is_address(paths[1])
+  if not uploads and (arguments.licence or arguments.public):
+    raise ConfigError(f"--{'licence' if arguments.licence else 'public'}: is for uploads. Name hf:OWNER/NAME as OUT")
+  if uploads:
+    options = (arguments.layout, arguments.public, arguments.ema, arguments.prefix, hints, arguments.sign)
+    print(push(paths[0], paths[1], arguments.licence, *options))
+  elif arguments.inspect:
+    print(inspection.inspect_weights(paths[0], hints, arguments.ema, arguments.prefix))
+  else:
+    print(convert(paths[0], paths[1], arguments.layout, hints, arguments.ema, arguments.prefix))
+    if arguments.sign:
+      print(f"signed: {signatures.sign(paths[1], arguments.sign)}")
+
+
+def _collect_hints(arguments: argparse.Namespace) -> Hints:
+  """Returns the facts among the flags that the file does not contain."""
   hints: Hints = {}
   if arguments.heads is not None:
     hints["heads"] = arguments.heads
@@ -91,26 +122,7 @@ def main(words: Sequence[str] | None = None) -> None:
     hints["image_size"] = arguments.image_size
   if arguments.resampling is not None:
     hints["resampling"] = arguments.resampling
-  uploads = len(paths) == 2 and hub_files.is_address(paths[1])
-  if not uploads and (arguments.licence or arguments.public):
-    raise ConfigError(f"--{'licence' if arguments.licence else 'public'}: is for uploads. Name hf:OWNER/NAME as OUT")
-  if uploads:
-    print(
-      push(
-        paths[0],
-        paths[1],
-        arguments.licence,
-        arguments.layout,
-        arguments.public,
-        arguments.ema,
-        arguments.prefix,
-        hints,
-      )
-    )
-  elif arguments.inspect:
-    print(inspection.inspect_weights(paths[0], hints, arguments.ema, arguments.prefix))
-  else:
-    print(convert(paths[0], paths[1], arguments.layout, hints, arguments.ema, arguments.prefix))
+  return hints
 
 
 def _parse_size(text: str) -> int | tuple[int, ...]:
@@ -176,6 +188,7 @@ def push(
   ema: bool | None = None,
   prefix: str | None = None,
   hints: Hints | None = None,
+  key: pathlib.Path | None = None,
 ) -> str:
   """Uploads weights with a model card to a new or empty repository on the Hugging Face Hub.
 
@@ -188,6 +201,7 @@ def push(
     ema: selects averaged or raw weights.
     prefix: selects one of several models in a file.
     hints: facts that the file does not contain: `heads`, `image_size` and `resampling`.
+    key: PEM file of a private key that signs the weights. See `inference.signatures`.
 
   Returns:
     Text for the screen that describes the upload.
@@ -206,6 +220,8 @@ def push(
     )
     card = model_card.make_card(address.repository, licence, stored.read(file), sidecar, run)
     files.write_text(file.with_name("README.md"), card)
+    if key:
+      signatures.sign(file, key)
     page = hub_files.upload(file.parent, address, public)
   return "\n".join([described.replace(f"{file}: ", f"{address}: "), f"uploaded: {page}"])
 

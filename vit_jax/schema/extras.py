@@ -19,6 +19,8 @@ EXTRAS = (
   "mlflow",
   "onnx",
   "report",
+  "sbom",
+  "sign",
   "torch",
   "tpu",
   "trackio",
