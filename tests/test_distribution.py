@@ -7,7 +7,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import sysconfig
 import zipfile
 
 import pytest
@@ -57,7 +56,7 @@ def programs(wheel, tmp_path_factory):
   folder = tmp_path_factory.mktemp("environment")
   run([sys.executable, "-m", "venv", "--without-pip", folder], folder)
   (packages,) = folder.glob("lib/python*/site-packages")
-  (packages / "shared.pth").write_text(sysconfig.get_paths()["purelib"])
+  (packages / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
   pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python"]
   run([*pip, "install", "--no-deps", "--no-index", wheel], folder)
   return folder / "bin"
