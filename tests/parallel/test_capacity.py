@@ -1,6 +1,9 @@
 """Tests of errors for batches and states that do not fit the devices. Errors of real runs are in test_build."""
 
+import types
+
 import jax
+import numpy as np
 import pytest
 
 from vit_jax.config import Mesh
@@ -30,3 +33,21 @@ def test_state_larger_than_the_memory_is_an_error(monkeypatch):
   monkeypatch.setattr(capacity.hardware, "get_memory", lambda device: 2**30)
   with pytest.raises(ConfigError, match=r"a needs 2\.0 GiB on each of 1 device .* has 1\.0 GiB"):
     capacity.check_memory("a", grid, state)
+
+
+@pytest.mark.parametrize(
+  ("kind", "platform", "message"),
+  [
+    ("TPU v5 lite", "tpu", ""), ("TPU v5", "tpu", ""), ("TPU v6 lite", "tpu", ""), ("cpu", "cpu", ""),
+    ("TPU v2", "tpu", "a TPU v2 does not compute 'int8' faster than bfloat16. Use 'default', or a TPU v5e, v5p or v6e"),
+    ("NVIDIA H200", "gpu", "a NVIDIA H200 does not support 'int8'. Use 'default', or a TPU v5e, v5p or v6e"),
+  ],
+)  # fmt: skip
+def test_int8_needs_a_chip_with_its_units(kind, platform, message):
+  device = types.SimpleNamespace(device_kind=kind, platform=platform)
+  grid = types.SimpleNamespace(devices=np.array([device], object))
+  if not message:
+    return capacity.check_int8(grid)
+  with pytest.raises(ConfigError) as error:
+    capacity.check_int8(grid)
+  assert str(error.value) == f"config.model.matmul: {message}"

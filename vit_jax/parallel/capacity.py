@@ -64,20 +64,21 @@ def check_memory(model: str, grid: jax.sharding.Mesh, shapes: Any) -> None:
 
 
 def check_int8(grid: jax.sharding.Mesh) -> None:
-  """Raises an error if the devices have no units for int8 products. CPUs are allowed for tests.
+  """Raises an error if the devices have no units for int8 products, or are GPUs. CPUs are allowed for tests.
 
   Args:
     grid: device mesh of the run.
 
   Raises:
-    ConfigError: int8 products are not faster on these devices.
+    ConfigError: int8 products are not faster on these devices, or were never measured on them.
   """
   device = grid.devices.flat[0]
   chip = hardware.CHIPS.get(device.device_kind)
   if device.platform == "cpu" or (chip and not math.isnan(chip.int8)):
     return
   fast = [name for name, kind in hardware.GENERATIONS.items() if not math.isnan(hardware.CHIPS[kind.kind].int8)]
+  problem = "does not compute 'int8' faster than bfloat16" if device.platform == "tpu" else "does not support 'int8'"
   raise ConfigError(
-    f"config.model.matmul: a {device.device_kind} does not compute 'int8' faster than bfloat16. Use 'default', or a "
-    f"TPU {', '.join(fast[:-1])} or {fast[-1]}"
+    f"config.model.matmul: a {device.device_kind} {problem}. Use 'default', or a TPU {', '.join(fast[:-1])} or "
+    f"{fast[-1]}"
   )
