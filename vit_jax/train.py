@@ -23,6 +23,7 @@ from vit_jax.data import catalog, outputs, shared_data, sources
 from vit_jax.evals import selection
 from vit_jax.importers import adoption, pinning
 from vit_jax.parallel import hardware
+from vit_jax.reports import live_tracking, trackers
 from vit_jax.runtime import print_line
 from vit_jax.storage import files, paths
 from vit_jax.training import build, goodput, loop
@@ -83,6 +84,9 @@ def main(words: Sequence[str] | None = None) -> None:
     raise schema.ConfigError(f"--profile: {arguments.profile} is not a number of steps")
   if not checkpoints.has_checkpoint(workdir):
     outputs.check_output_location(workdir, run, "--workdir")
+  if run.log.tracker:
+    with schema.enter_key("config.log.tracker"):
+      trackers.check_installed(run.log.tracker)
 
   with runtime.join_processes(run.limits) as watch:  # from here on SIGTERM is handled
     runtime.raise_together(runtime.check_creatable(workdir) if runtime.process_index() == 0 else None)
@@ -115,7 +119,24 @@ def main(words: Sequence[str] | None = None) -> None:
         print_line(cli.format_parameters(experiment.state_shapes.params, experiment.model.statistics))
       draws = run.log.images and not has_state and runtime.process_index() == 0
       pictures = draw_first_batch(run, experiment.images.source) if draws else {}
-      result = loop.train(experiment, workdir, arguments.profile, watch, weights, goodput.get_program_start(), pictures)
+      began = goodput.get_program_start()
+      tracking = live_tracking.LiveTracking(workdir, None if runtime.process_index() else run.log.tracker)
+      with tracking:
+        result = loop.train(experiment, workdir, arguments.profile, watch, weights, began, pictures)
+  print_result(result)
+  print_line(f"\n  figures   {workdir / 'result.json'}")
+  print_line(f"  curves    tensorboard {schema.texts.format_flag('logdir', workdir / 'tensorboard')}")
+  tracking.finish()
+  print_line(f"  next      {suggest_next_command(run, workdir)}")
+  if jax.process_index() == 0 and not arguments.no_report:
+    from vit_jax.reports import report  # drawing libraries are slow to import
+
+    if result != before or not (workdir / report.NAME).exists():
+      report.make_final_report(workdir)
+
+
+def print_result(result: Mapping[str, Any]) -> None:
+  """Prints the figures of result.json, the comparison with a published curve, and the account of the time."""
   cli.format_figures(result)
   if compared := result.get("certificate", {}).get("summary"):
     print_line(f"  {compared}")
@@ -125,14 +146,6 @@ def main(words: Sequence[str] | None = None) -> None:
     print_line(line)
   for line in goodput.format_goodput(result["goodput"]) if "goodput" in result else ():  # older results have no goodput
     print_line(line)
-  print_line(f"\n  figures   {workdir / 'result.json'}")
-  print_line(f"  curves    tensorboard {schema.texts.format_flag('logdir', workdir / 'tensorboard')}")
-  print_line(f"  next      {suggest_next_command(run, workdir)}")
-  if jax.process_index() == 0 and not arguments.no_report:
-    from vit_jax.reports import report  # drawing libraries are slow to import
-
-    if result != before or not (workdir / report.NAME).exists():
-      report.make_final_report(workdir)
 
 
 def suggest_next_command(run: BoundRun, workdir: pathlib.Path) -> str:

@@ -69,6 +69,7 @@ class Log:
   Args:
     every: interval between two records of the training metrics.
     images: draw the first batch, the confusion matrix and the worst mistakes for TensorBoard.
+    tracker: experiment tracker that receives the metrics during the run. It requires the extra of the same name.
     target: figure and value. The run records the first evaluation that reaches the value.
     certificate: comparison of the evaluations with a published training curve of the same recipe. "report" prints and
       stores the verdicts. "stop" also ends a run that is below the published range twice in a row, with exit code 46.
@@ -77,6 +78,7 @@ class Log:
 
   every: Duration = Duration("2%")
   images: bool = True
+  tracker: Literal["wandb", "mlflow", "trackio"] | None = None
   target: Target = Target()
   certificate: Literal["report", "stop", "off"] = "report"
 

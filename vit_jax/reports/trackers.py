@@ -75,8 +75,7 @@ def export_metrics(workdir: pathlib.Path, to: str, project: str = "vit_jax", fol
   if not _PROJECT.fullmatch(project):
     allowed = "1 to 100 letters, digits, '-', '_', '.' and spaces, with a letter or digit among them"
     raise ConfigError(f"--project is {show(project)}. Allowed: {allowed}")
-  if importlib.util.find_spec(to) is None:
-    raise ConfigError(f"{to} is not installed. It comes with {extras.format_advice(to)}")
+  check_installed(to)
   config, lines = files.read_json(workdir / "config.json"), list(read_rows(workdir))
   if config is None or not lines:
     raise ConfigError(f"{workdir} contains no run with metrics (config.json, metrics.jsonl)")
@@ -99,6 +98,12 @@ def export_metrics(workdir: pathlib.Path, to: str, project: str = "vit_jax", fol
   note |= {"step": last, "rows": sum(step == last for step, _ in lines)}
   files.write_text(workdir / NOTES, json.dumps(notes | {to: note}, indent=2) + "\n")
   return f"{workdir}: sent {len(fresh):,} of {format_amount(len(lines), 'line')} to {where}"
+
+
+def check_installed(to: str) -> None:
+  """Raises ConfigError if the package of a tracker is not installed."""
+  if importlib.util.find_spec(to) is None:
+    raise ConfigError(f"{to} is not installed. It comes with {extras.format_advice(to)}")
 
 
 def read_rows(workdir: pathlib.Path) -> Iterator[tuple[int, dict[str, float]]]:
