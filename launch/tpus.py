@@ -144,7 +144,11 @@ def find_slice(text: str, vm: bool = False) -> Slice:
     if vm and not names[name].kind.runtime:
       raise LaunchError(f"--tpu: Cloud TPU's API does not offer {names[name].generation}. Use --backend=gke")
     return names[name]
-  near = difflib.get_close_matches(name, names, 1, 0.5)
+  generation, _, size = name.partition("-")
+  allowed = [each for each in names if each.partition("-")[0] == generation] or [*names]
+  if size.isdecimal() and len(allowed) < len(names):
+    near = [min(allowed, key=lambda each: abs(int(each.partition("-")[2]) - int(size[:9])))]
+  else:
+    near = difflib.get_close_matches(name, names, 1, 0.5)
   guess = f" Did you mean {near[0]!r}?" if near else ""
-  allowed = [each for each in names if each.partition("-")[0] == name.partition("-")[0]] or names
   raise LaunchError(f"--tpu: {text[:40]!r} is not a TPU slice.{guess} Allowed: {', '.join(allowed)}")

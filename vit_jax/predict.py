@@ -149,8 +149,9 @@ def _write_rows(
       output.write_rows(out, rows, count, classes)
   for line in lines:
     print_line(line)
-  rate = count / max(1e-3, time.monotonic() - began)
-  print_line(f"  {format_amount(count, 'file')}, {rate:,.0f} a second with compiling" + (f", in {out}" if out else ""))
+  seconds = time.monotonic() - began
+  written = f", written to {out}" if out else ""
+  print_line(f"  {format_amount(count, 'file')} in {seconds:,.1f} s, with compilation{written}")
   return bad
 
 

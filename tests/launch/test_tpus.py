@@ -51,7 +51,8 @@ def test_gke_names_match_its_documentation(name, accelerator, grid):
   ("text", "words"),
   [
     ("v3-33", ["Did you mean 'v3-32'", "v3-64"]),
-    ("v5litepod-17", ["Did you mean 'v5e-1", "v5e-16"]),
+    ("v5litepod-17", ["Did you mean 'v5e-16'", "v5e-16"]),
+    ("tpu7x-13", ["Did you mean 'tpu7x-16'", "tpu7x-8"]),
     ("v7-8", ["Allowed: "]),
     ("", ["Allowed: "]),
     ("v3-32;rm", ["v3-32"]),
