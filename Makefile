@@ -2,6 +2,7 @@
 # make lint: format, lint and types.  make check: lint, and all tests that compile nothing, in minutes.
 # make test: lint, these tests, and one short test of each compiled part.
 # make test-long: all other tests and short campaigns.
+# make golden-check: compares the compiled step of each recipe with stored figures.  make golden: stores new figures.
 # make compare: three compact models, few-shot probes and fine-tuning.
 # make transfer: features learned with labels, by masked patches, MAE, DINO and DINOv2, probed by k-NN and linearly.
 # make bench: compares a train step with PyTorch's and measures the loading of weights.
@@ -25,7 +26,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar=o
 COMPILE = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
   --no-annotate $(UPGRADE)
 
-.PHONY: digits compare transfer lint check test test-long bench docs docs-serve lock sbom clean
+.PHONY: digits compare transfer lint check test test-long golden golden-check bench docs docs-serve lock sbom clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
@@ -47,10 +48,16 @@ check: lint
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -q -m "not heavy"
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -q -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -q -m "not long and not golden"
 
 test-long: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v -m long
+
+golden: $(VENV)/installed-test
+	$(BIN)/python -m tests.planning.golden
+
+golden-check: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=5 -q -m golden
 
 bench: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks.digits_step --rounds=$(ROUNDS)

@@ -126,6 +126,7 @@ light = None  # the running test if it may neither compile nor start Python
 def pytest_configure(config):
   config.addinivalue_line("markers", "heavy: compiles programs, starts Python or takes seconds; not in `make check`")
   config.addinivalue_line("markers", "long: a heavy test that only `make test-long` runs")
+  config.addinivalue_line("markers", "golden: a heavy test that only `make golden-check` runs")
   config.addinivalue_line("markers", "sample(count, each): all but `count` instances of a heavy test are long, not 1")
   jax.monitoring.register_event_duration_secs_listener(refuse_compilation)
   sys.addaudithook(refuse_processes)
@@ -133,7 +134,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects tests
 def pytest_collection_modifyitems(items):
-  """Marks as `long` all but one instance of each heavy test, and marks all `long` tests as `heavy`.
+  """Marks as `long` all but one instance of each heavy test, and marks all `long` and `golden` tests as `heavy`.
 
   `make test` runs the first instance. With `sample(count)` it runs `count` instances, at equal distances in the list of
   parameters. With `sample(count, each=function)` it runs as many for each value of the function of the parameters.
@@ -151,7 +152,7 @@ def pytest_collection_modifyitems(items):
       if i not in kept:
         item.add_marker("long")
   for item in items:
-    if item.get_closest_marker("long"):
+    if item.get_closest_marker("long") or item.get_closest_marker("golden"):
       item.add_marker("heavy")
 
 
