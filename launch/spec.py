@@ -28,7 +28,7 @@ _SHAPES = {
   "runtime_version": (r"[a-z0-9][a-z0-9._-]{0,62}", "a version of gcloud compute tpus versions list"),
   "network": (r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "a network's name"),
   "subnetwork": (r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "a subnetwork's name"),
-  "image": (r"[a-z0-9][a-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}", "an image by its digest, as HOST/P/R/vit@sha256: and 64 hexadecimal digits"),
+  "image": (r"[a-z0-9][a-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}", "an image by its digest, NAME@sha256:64_HEX_DIGITS"),
   "queue": (r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?", "a Kueue queue's name"),
   "namespace": (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a namespace"),
   "cluster": (r"[A-Za-z0-9][A-Za-z0-9@:._/-]{0,200}", "a context of kubectl"),

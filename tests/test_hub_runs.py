@@ -45,7 +45,7 @@ def test_a_restart_uses_the_commit_of_the_start_and_the_result_is_uploaded(hub, 
   result = json.loads((workdir / "result.json").read_text())
   assert result["steps"] == 4
 
-  with pytest.raises(ConfigError, match=r"licence: missing, but an upload must have one"):
+  with pytest.raises(ConfigError, match=r"licence: missing. An upload requires a licence"):
     convert.main([str(workdir), "hf:me/digits"])
   monkeypatch.setenv("HF_TOKEN", "hf_writer")
   convert.main([str(workdir), "hf:me/digits", "--licence=mit", "--public"])
@@ -85,7 +85,7 @@ def test_weights_of_a_file_are_uploaded_and_predict(hub, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("flag", ["--licence=mit", "--public"])
 def test_flags_of_uploads_need_an_address(tmp_path, flag):
-  with pytest.raises(ConfigError, match=rf"{flag.partition('=')[0]}: is for uploads. Name hf:OWNER/NAME as OUT"):
+  with pytest.raises(ConfigError, match=rf"{flag.partition('=')[0]}: only for uploads. Use hf:OWNER/NAME as OUT"):
     convert.main([str(tmp_path / "a.npz"), str(tmp_path / "b.safetensors"), flag])
 
 

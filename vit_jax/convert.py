@@ -17,7 +17,8 @@ few of the largest. Class names, image size, crop, mean and std are stored in th
 that model hubs read.
 
 hf:OWNER/NAME is a repository on the Hugging Face Hub (extra hub), as IN or OUT. An upload contains .safetensors weights
-and a model card with the results of the run. The repository must be new or empty. It is private without --public.
+and a model card with the results of the run. The repository must be new or empty. A new repository is private without
+--public.
 
 --sign=KEY writes the signature OUT.sig with a private key (extra sign). --verify checks it with the public key.
 
@@ -83,8 +84,10 @@ def main(words: Sequence[str] | None = None) -> None:
   parser.add_argument(
     "--verify", type=cli.parse_path, metavar="KEY", help="verify the signature FILE.sig with this public key"
   )
-  parser.add_argument("--licence", metavar="NAME", help="licence of an upload to hf:OWNER/NAME, such as apache-2.0")
-  parser.add_argument("--public", action="store_true", help="make the repository of an upload public")
+  parser.add_argument(
+    "--licence", metavar="NAME", help="licence of an upload, such as apache-2.0; required for hf:OWNER/NAME"
+  )
+  parser.add_argument("--public", action="store_true", help="make a new repository public; default: private")
   arguments = parser.parse(words)
   paths = arguments.paths
   if arguments.heads is not None and not 0 < arguments.heads < 2**15:
@@ -101,7 +104,9 @@ def main(words: Sequence[str] | None = None) -> None:
   hints = _collect_hints(arguments)
   uploads = len(paths) == 2 and hub_files.is_address(paths[1])
   if not uploads and (arguments.licence or arguments.public):
-    raise ConfigError(f"--{'licence' if arguments.licence else 'public'}: is for uploads. Name hf:OWNER/NAME as OUT")
+    raise ConfigError(
+      f"--{'licence' if arguments.licence else 'public'}: only for uploads. Use hf:OWNER/NAME as OUT, or leave it out"
+    )
   if uploads:
     options = (arguments.layout, arguments.public, arguments.ema, arguments.prefix, hints, arguments.sign)
     print(push(paths[0], paths[1], arguments.licence, *options))

@@ -62,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> None:
   """
   parser = cli.Parser("evaluate", __doc__, data=True, forms=(("--workdir",), ("--weights", "--config")))
   parser.add_argument("--workdir", type=cli.parse_directory, help="directory of the run")
-  parser.add_argument("--weights", help="a file of weights or a workdir; needs --config")
+  parser.add_argument("--weights", help="a file of weights, a workdir or hf:OWNER/NAME; needs --config")
   parser.add_argument("--config", help=cli.CONFIG)
   parser.add_argument(
     "--image-size",

@@ -41,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> None:
   """
   parser = cli.Parser("fewshot", __doc__, config_type=config.Measurement)
   parser.add_argument("--config", required=True, help=cli.CONFIG)
-  parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
+  parser.add_argument("--weights", required=True, help="a file of weights, a workdir or hf:OWNER/NAME")
   parser.add_argument("--json", type=cli.parse_path, metavar="FILE", help="write all figures and draws to this file")
   parser.add_argument("--write-predictions", type=cli.parse_path, metavar="FILE", help="a row for each test image")
   arguments = parser.parse(words)

@@ -44,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> None:
   """
   parser = cli.Parser("predict", __doc__)
   parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, manifests, or - for paths on stdin")
-  parser.add_argument("--weights", required=True, help="a file of weights or a workdir")
+  parser.add_argument("--weights", required=True, help="a file of weights, a workdir or hf:OWNER/NAME")
   parser.add_argument("--out", type=cli.parse_path, metavar="FILE", help="a row for each image: .csv, .jsonl or .npz")
   parser.add_argument("--features", action="store_true", help="write the input of the head to that file (.jsonl, .npz)")
   parser.add_argument(

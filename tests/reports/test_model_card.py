@@ -82,7 +82,7 @@ def test_only_loaders_of_the_uploaded_form_are_named(tmp_path, sidecar, library,
 
 def test_licence_is_required_and_checked():
   assert model_card.check_licence("cc-by-4.0") == "cc-by-4.0"
-  with pytest.raises(ConfigError, match=r"licence: missing, but an upload must have one. Write the name of a licence"):
+  with pytest.raises(ConfigError, match=r"licence: missing. An upload requires a licence. Write the name of a licence"):
     model_card.check_licence(None)
   for text in ("", "Apache 2", "mit\nx: y", "../x"):
     with pytest.raises(ConfigError, match=r"is not a name. Write the name of a licence on the Hub, such as apache-2.0"):

@@ -140,11 +140,11 @@ def fail(text):
 
 def test_absent_repositories_and_revisions_are_reported(hub, tmp_path, monkeypatch):
   hub_server.add_model(hub, NAME, tmp_path)
-  absent = "this repository does not exist, or is private. Correct the name; for a private repository, set HF_TOKEN"
+  absent = "this repository does not exist or is private. Check the name. If it is private, set HF_TOKEN"
   assert absent in fail("hf:timm/absent")
   monkeypatch.setenv("HF_TOKEN", "hf_reader")
   assert absent in fail("hf:timm/absent@main")
-  assert "this revision does not exist. The revisions are at http" in fail(f"hf:{NAME}@v9")
+  assert "this revision does not exist. Choose a revision from http" in fail(f"hf:{NAME}@v9")
   assert "this revision does not exist" in fail(f"hf:{NAME}@{COMMIT}")
 
 
@@ -160,8 +160,11 @@ def test_gated_repositories_are_reported_with_the_page_of_their_terms(hub, tmp_p
 @pytest.mark.parametrize(
   ("names", "message"),
   [
-    (("pytorch_model.bin",), "contains no model.safetensors. It contains pytorch_model.bin, which may run code"),
-    (("a.pth", "b.pth"), "It contains a.pth, b.pth, which may run code when other programs read it, and is not"),
+    (
+      ("pytorch_model.bin",),
+      "contains no model.safetensors. It contains only pickles (pytorch_model.bin), which may run code",
+    ),
+    (("a.pth", "b.pth"), "It contains only pickles (a.pth, b.pth), which may run code and are not"),
     (("open_clip.safetensors", "a.bin"), "It contains open_clip.safetensors: download the file, and name its path"),
     (("README.md",), "contains no model.safetensors. Use a repository of a model"),
   ],

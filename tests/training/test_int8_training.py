@@ -83,10 +83,10 @@ def plan_devices(name):
 @pytest.mark.parametrize(("name", "kind"), [("v3-8", "TPU v3"), ("v4-8", "TPU v4"), ("tpu7x-8", "TPU7x")])
 def test_chips_without_fast_int8_are_refused(name, kind):
   message = (
-    rf"^config\.model\.matmul: a {kind} does not compute 'int8' faster than bfloat16\. Use 'default', or a TPU v5e, "
-    "v5p or v6e$"
+    rf"^config\.model\.matmul: 'int8' is not supported on {kind}, which has no fast units for int8\. Use 'default', or "
+    "a TPU v5e, v5p or v6e$"
   )
-  with estimate.use_tpu_compiler(kernels=False):
+  with estimate.use_tpu_compiler(kernels=True):
     devices = plan_devices(name)
   run = runs.imagenet(model__matmul="int8")
   with pytest.raises(ConfigError, match=message):
@@ -95,7 +95,7 @@ def test_chips_without_fast_int8_are_refused(name, kind):
 
 
 def test_chips_with_fast_int8_are_allowed():
-  with estimate.use_tpu_compiler(kernels=False):
+  with estimate.use_tpu_compiler(kernels=True):
     devices = plan_devices("v5e-1")
   build.build(runs.imagenet(model__matmul="int8"), devices, catalog.open_known_split)
 

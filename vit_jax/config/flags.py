@@ -71,7 +71,7 @@ def split_argument(text: str) -> tuple[str, str]:
       if (file := pathlib.Path(local)).is_file() and not file.samefile(recipes[name]):
         raise ConfigError(
           f"--config: {show(name)} is a recipe of vit_jax, and the file {show(local)} exists too. "
-          f"Write ./{name}.py for a file, or rename the file"
+          f"Write ./{local} for the file, or rename the file"
         )
     return str(recipes[name]), argument
   first = text.find(".py:")

@@ -77,8 +77,7 @@ def check_int8(grid: jax.sharding.Mesh) -> None:
   if device.platform == "cpu" or (chip and not math.isnan(chip.int8)):
     return
   fast = [name for name, kind in hardware.GENERATIONS.items() if not math.isnan(hardware.CHIPS[kind.kind].int8)]
-  problem = "does not compute 'int8' faster than bfloat16" if device.platform == "tpu" else "does not support 'int8'"
   raise ConfigError(
-    f"config.model.matmul: a {device.device_kind} {problem}. Use 'default', or a TPU {', '.join(fast[:-1])} or "
-    f"{fast[-1]}"
+    f"config.model.matmul: 'int8' is not supported on {device.device_kind}, which has no fast units for int8. Use "
+    f"'default', or a TPU {', '.join(fast[:-1])} or {fast[-1]}"
   )

@@ -33,7 +33,7 @@ def check_licence(licence: str | None) -> str:
   """
   advice = "Write the name of a licence on the Hub, such as apache-2.0, cc-by-4.0 or other"
   if licence is None:
-    raise ConfigError(f"licence: missing, but an upload must have one. {advice}")
+    raise ConfigError(f"licence: missing. An upload requires a licence. {advice}")
   if not _LICENCE.fullmatch(licence):
     raise ConfigError(f"licence: {show(licence)} is not a name. {advice}")
   return licence

@@ -248,8 +248,8 @@ def _describe_absent(address: Address, names: Sequence[str]) -> str:
     advice = f"It contains {format_names(others, 3)}: download the file, and name its path"
   elif pickles := [name for name in names if name.endswith(_PICKLES)]:
     advice = (
-      f"It contains {format_names(pickles, 3)}, which may run code when other programs read it, and is not downloaded. "
-      "Use a revision or a repository with .safetensors"
+      f"It contains only pickles ({format_names(pickles, 3)}), which may run code and are not downloaded. Use a "
+      "revision or a repository with .safetensors"
     )
   else:
     advice = "Use a repository of a model with .safetensors"
@@ -272,11 +272,11 @@ def _convert_errors(address: Address) -> Iterator[None]:
     raise ConfigError(f"{address}: access is restricted. Accept the terms at {page}, then {account}") from error
   except errors.RepositoryNotFoundError as error:
     raise ConfigError(
-      f"{address}: this repository does not exist, or is private. Correct the name; for a private repository, {account}"
+      f"{address}: this repository does not exist or is private. Check the name. If it is private, {account}"
     ) from error
   except errors.RevisionNotFoundError as error:
     page = f"{constants.ENDPOINT}/{address.repository}/commits"
-    raise ConfigError(f"{address}: this revision does not exist. The revisions are at {page}") from error
+    raise ConfigError(f"{address}: this revision does not exist. Choose a revision from {page}") from error
   except (
     errors.RevisionResolutionError,
     errors.LocalEntryNotFoundError,
@@ -285,7 +285,7 @@ def _convert_errors(address: Address) -> Iterator[None]:
   ) as error:
     where = f"the cache {constants.HF_HUB_CACHE} does not contain the weights"
     if is_offline_mode():
-      raise ConfigError(f"{address}: HF_HUB_OFFLINE is set, and {where}. Download them first, without it") from error
+      raise ConfigError(f"{address}: HF_HUB_OFFLINE is set, and {where}. Unset it and run the command once") from error
     reason = f"{constants.ENDPOINT} cannot be reached ({_find_reason(error)}), and {where}"
     raise ConfigError(f"{address}: {reason}. Check the network, HF_ENDPOINT and the proxy") from error
   except errors.HfHubHTTPError as error:
@@ -299,7 +299,7 @@ def _convert_errors(address: Address) -> Iterator[None]:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
       advice = f"Make room on the disk of {constants.HF_HUB_CACHE}, or set HF_HOME"
     else:
-      advice = "Run the same command again; a download continues where it stopped"
+      advice = "Run the same command again. The download continues where it stopped"
     raise ConfigError(f"{address}: {_find_reason(error)}. {advice}") from error
 
 
