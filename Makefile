@@ -81,9 +81,14 @@ lock:
 	$(COMPILE) setup.py --output-file requirements/tpu.txt --extra tpu --extra gcs
 	$(COMPILE) setup.py --output-file requirements/gpu.txt --extra gpu
 
+# A file with the name of the lock, which changes only if another lock is selected.
+$(VENV)/lock: FORCE
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo '$(LOCK)' | cmp -s - $@ || echo '$(LOCK)' > $@
+FORCE:
+
 # Packages are installed again when a file with requirements changes. The second pip adds what the lock lacks.
-$(VENV)/installed: setup.py pyproject.toml $(LOCK)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/installed: setup.py pyproject.toml $(LOCK) $(VENV)/lock
 	$(if $(LOCK),$(PIP) --require-hashes --requirement $(LOCK))
 	$(PIP) --editable .
 	touch $@

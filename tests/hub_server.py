@@ -168,7 +168,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
   def _get_model(self, name: str, revision: str | None) -> None:
     sha, files = self._find_files(name, revision)
-    self._send_json({"id": name, "sha": sha, "siblings": [{"rfilename": path} for path in files]})
+    private = self.hub.repositories[name].private
+    siblings = [{"rfilename": path} for path in files]
+    self._send_json({"id": name, "sha": sha, "private": private, "siblings": siblings})
 
   def _get_tree(self, name: str, revision: str) -> None:
     _, files = self._find_files(name, revision)

@@ -95,6 +95,8 @@ def main(words: Sequence[str] | None = None) -> None:
   if len(paths) != (1 if arguments.inspect or arguments.verify else 2):
     raise ConfigError(f"{format_amount(len(paths), 'path')}. Write `IN OUT`, `--inspect FILE` or `--verify=KEY FILE`")
   if arguments.verify:
+    if others := [name for name in ("inspect", "sign", "licence", "public", "layout") if getattr(arguments, name)]:
+      raise ConfigError(f"--verify: cannot be combined with --{others[0]}. Write `--verify=KEY FILE`")
     print(signatures.verify(paths[0], arguments.verify))
     return
   if arguments.sign and arguments.inspect:

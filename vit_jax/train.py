@@ -77,7 +77,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
   resolved = config.resolve(flags.load_config(arguments.config, overrides))
   # Settings of weights on the Hub are adopted below, when all processes know the commit.
-  run = build.complete(resolved, adopt=not pinning.find_unpinned(resolved))
+  run = build.complete(resolved, adopt=not pinning.find_addresses(resolved))
   own = build.complete(config.resolve(flags.load_config(arguments.config, overrides)), adopt=False)
   changes = list_config_changes(flags.load_config(arguments.config), own, overrides)
   if arguments.profile < 0:
@@ -270,8 +270,9 @@ def apply_stored_settings(file: str, overrides: dict[str, str], run: BoundRun, w
   for key, text in older.items():
     print_line(f"config.{key}={text}, as in the run in {workdir}, which was started with other defaults")
   resolved = config.resolve(flags.load_config(file, overrides | older | pins))
-  # A restart reads its checkpoint. Only the weights of a teacher are needed again.
-  runtime.raise_together(pinning.download(pins, ("task.teacher",) if before["adopted"] else pins))
+  # A restart reads its checkpoint. Only the weights of teachers are needed again.
+  needed = (lambda key: key.startswith("task.")) if before["adopted"] else (lambda key: True)
+  runtime.raise_together(pinning.download(pins, needed))
   if before["adopted"]:
     return build.complete(adoption.add_settings(resolved, before["adopted"]), adopt=False)
   return build.complete(resolved)

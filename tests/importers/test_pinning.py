@@ -16,16 +16,34 @@ def resolve(**changes):
   return config.resolve(flags.load_config("configs/finetune.py:folder,ViT-Ti/16,96", overrides))
 
 
-@pytest.mark.parametrize("text", ["B_16.npz", "none", f"hf:a/b@{A}", f"hf:a/b@main:{A}", "./hf:a/b"])
-def test_other_weights_and_commits_are_not_pinned(text):
+@pytest.mark.parametrize("text", ["B_16.npz", "none", "./hf:a/b"])
+def test_other_weights_are_not_pinned(text):
   run = resolve(init__from=text)
-  assert pinning.find_unpinned(run) == {} and pinning.pin_weights(run, {}) == {}
+  assert pinning.find_addresses(run) == {} and pinning.pin_weights(run, {}) == {}
+
+
+@pytest.mark.parametrize("text", [f"hf:a/b@{A}", f"hf:a/b@main:{A}"])
+def test_addresses_with_a_commit_do_not_change(text):
+  assert pinning.pin_weights(resolve(init__from=text), {}) == {"init.from": text}
+
+
+def test_teacher_of_gram_anchoring_is_pinned(hub, tmp_path):
+  commit = hub_server.add_model(hub, "a/b", tmp_path)
+  run = config.resolve(flags.load_config("configs/dinov2.py:glyphs", {
+    "task.gram.name": "anchor", "task.gram.teacher": "hf:a/b"}))  # fmt: skip
+  pinned = {"task.gram.teacher": f"hf:a/b@main:{commit}"}
+  assert pinning.pin_weights(run, {}) == pinned
+  hub.requests.clear()
+  assert pinning.pin_weights(run, {"task": {"gram": {"teacher": f"hf:a/b@main:{A}"}}}) == {
+    "task.gram.teacher": f"hf:a/b@main:{A}"
+  }
+  assert not hub.requests
 
 
 def test_initial_weights_and_teachers_are_pinned(hub, tmp_path):
   commit = hub_server.add_model(hub, "a/b", tmp_path)
   run = resolve(init__from="hf:a/b", task__name="distill", task__teacher="hf:a/b@main")
-  assert pinning.find_unpinned(run) == {"init.from": "hf:a/b", "task.teacher": "hf:a/b@main"}
+  assert pinning.find_addresses(run) == {"init.from": "hf:a/b", "task.teacher": "hf:a/b@main"}
   pinned = f"hf:a/b@main:{commit}"
   assert pinning.pin_weights(run, {}) == {"init.from": pinned, "task.teacher": pinned}
 
@@ -61,7 +79,7 @@ def test_pins_belong_to_a_repository_and_a_revision(pinned, text, same):
 
 def test_errors_start_with_the_key(hub):
   with pytest.raises(ConfigError, match=r"^config.init.from: 'hf:a/b/c': expected the name of a repository"):
-    pinning.find_unpinned(resolve(init__from="hf:a/b/c"))
+    pinning.find_addresses(resolve(init__from="hf:a/b/c"))
   with pytest.raises(ConfigError, match=r"^config.init.from: hf:a/b: this repository does not exist"):
     pinning.pin_weights(resolve(init__from="hf:a/b"), {})
 
@@ -69,6 +87,7 @@ def test_errors_start_with_the_key(hub):
 def test_problem_of_a_download_is_returned(hub, tmp_path):
   hub_server.add_model(hub, "a/b", tmp_path)
   hub.repositories["a/none"].commit({"model.bin": b"x"})
-  assert pinning.download({"init.from": "hf:a/b", "task.teacher": "hf:a/none"}, ["init.from"]) is None
-  problem = pinning.download({"init.from": "hf:a/b", "task.teacher": "hf:a/none"}, ["init.from", "task.teacher"])
+  pins = {"init.from": "hf:a/b", "task.teacher": "hf:a/none"}
+  assert pinning.download(pins, lambda key: key == "init.from") is None
+  problem = pinning.download(pins)
   assert problem.startswith("config.task.teacher: hf:a/none: the repository contains no model.safetensors")

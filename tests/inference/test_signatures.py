@@ -111,9 +111,28 @@ def test_directories_are_signed_with_all_files(tmp_path):
   (folder / "checkpoints/0/a").write_bytes(b"1")
   assert signatures.sign(folder, private) == tmp_path / "run.sig"
   assert signatures.verify(folder, public).endswith("is valid for checkpoints/0/a")
+  (folder / "checkpoints/1").symlink_to("0")
+  for use, key in ((signatures.verify, public), (signatures.sign, private)):
+    with pytest.raises(ConfigError, match="contains the symbolic link checkpoints/1"):
+      use(folder, key)
+  (folder / "checkpoints/1").unlink()
   (folder / "checkpoints/0/b").write_bytes(b"2")
   with pytest.raises(ConfigError, match="Extra files found"):
     signatures.verify(folder, public)
+
+
+@pytest.mark.parametrize(
+  ("words", "problem"),
+  [
+    (["hf:me/a"], "--verify: hf:me/a is on the Hub. Download the files"),
+    (["a.safetensors", "--inspect"], "--verify: cannot be combined with --inspect"),
+    (["a.safetensors", "--licence=mit"], "--verify: cannot be combined with --licence"),
+  ],
+)
+def test_flags_that_verification_would_ignore_are_errors(tmp_path, words, problem):
+  _, public = write_keys(tmp_path)
+  with pytest.raises(ConfigError, match=problem):
+    convert.main([f"--verify={public}", *words])
 
 
 def test_upload_contains_the_signature(hub, tmp_path, monkeypatch):

@@ -213,8 +213,13 @@ def test_offline_mode_uses_the_cache_only(hub, tmp_path, monkeypatch):
 def test_files_that_another_program_cached_are_used_offline(hub, tmp_path, monkeypatch):
   import huggingface_hub
 
+  (tmp_path / "config.json").write_text("{}")
   hub_server.add_model(hub, NAME, tmp_path)
   cached = huggingface_hub.hf_hub_download(NAME, "model.safetensors")
+  monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+  assert "the cache contains model.safetensors without config.json, which describes the images" in fail(f"hf:{NAME}")
+  monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+  huggingface_hub.hf_hub_download(NAME, "config.json")
   monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
   assert hub_files.resolve_weights(f"hf:{NAME}") == pathlib.Path(cached)
 
@@ -242,6 +247,10 @@ def test_uploads_are_one_commit_in_a_private_repository(hub, tmp_path, monkeypat
     hub_files.upload(tmp_path, hub_files.parse_address("hf:me/new"), public=False)
   hub_files.upload(tmp_path, hub_files.parse_address("hf:me/open"), public=True)
   assert not hub.repositories["me/open"].private
+  hub.repositories["me/empty"].commit({".gitattributes": b""})  # which is public
+  with pytest.raises(ConfigError, match=r"hf:me/empty: the repository exists and is public. Set --public"):
+    hub_files.upload(tmp_path, hub_files.parse_address("hf:me/empty"), public=False)
+  assert len(hub.repositories["me/empty"].commits) == 1
 
 
 def test_refused_uploads_are_reported_in_one_line(hub, tmp_path, monkeypatch):

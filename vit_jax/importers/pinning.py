@@ -5,19 +5,18 @@ A branch of a repository moves. Therefore a run records the commit of the weight
 the branch.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import Run
-from vit_jax.schema import ConfigError
+from vit_jax.schema import ConfigError, to_plain
 from vit_jax.storage import hub_files
 
-# Keys of the config that name weights: the group, and the key inside the group.
-KEYS = (("init", "from"), ("task", "teacher"))
+GROUPS = ("init", "task")  # groups of the config with keys that name weights
 
 
-def find_unpinned(run: Run) -> dict[str, str]:
-  """Returns the addresses on the Hub whose commit a run does not specify: {key of the config: address}.
+def find_addresses(run: Run) -> dict[str, str]:
+  """Returns the addresses on the Hub that a run names: {key of the config: address}.
 
   Args:
     run: a resolved run.
@@ -25,21 +24,32 @@ def find_unpinned(run: Run) -> dict[str, str]:
   Raises:
     ConfigError: an address is invalid. The message starts with its key.
   """
-  values: dict[str, Mapping[str, Any]] = {"init": {"from": run.init.from_}, "task": run.task.args}
-  result = {}
-  for group, key in KEYS:
-    text = values[group].get(key)
-    if isinstance(text, str) and hub_files.is_address(text):
-      try:
-        if not hub_files.parse_address(text).commit:
-          result[f"{group}.{key}"] = text
-      except ConfigError as error:
-        raise ConfigError(f"config.{group}.{key}: {error}") from error
+  values = to_plain(run)
+  result = {
+    key: text
+    for group in GROUPS
+    for key, text in _list_values(values[group], group)
+    if isinstance(text, str) and hub_files.is_address(text)
+  }
+  for key, text in result.items():
+    try:
+      hub_files.parse_address(text)
+    except ConfigError as error:
+      raise ConfigError(f"config.{key}: {error}") from error
   return result
 
 
+def _list_values(values: object, key: str) -> Iterator[tuple[str, object]]:
+  """Yields the values in a group of a config with their keys, such as "task.gram.teacher"."""
+  if isinstance(values, Mapping):
+    for name, value in values.items():
+      yield from _list_values(value, f"{key}.{name}")
+  else:
+    yield key, values
+
+
 def pin_weights(run: Run, stored: Mapping[str, Any]) -> dict[str, str]:
-  """Returns the addresses on the Hub that a run names without a commit, with their commits.
+  """Returns the addresses on the Hub that a run names, with their commits.
 
   Args:
     run: a resolved run.
@@ -52,12 +62,11 @@ def pin_weights(run: Run, stored: Mapping[str, Any]) -> dict[str, str]:
   Raises:
     ConfigError: a commit cannot be found. The message starts with the key.
   """
+  before = {key: value for group in GROUPS for key, value in _list_values(stored.get(group), group)}
   result = {}
-  for key, text in find_unpinned(run).items():
-    group, _, name = key.partition(".")
-    before = (stored.get(group) or {}).get(name)
+  for key, text in find_addresses(run).items():
     try:
-      result[key] = str(before) if is_pin(before, text) else hub_files.pin_commit(text)
+      result[key] = str(before[key]) if is_pin(before.get(key), text) else hub_files.pin_commit(text)
     except ConfigError as error:
       raise ConfigError(f"config.{key}: {error}") from error
   return result
@@ -76,20 +85,19 @@ def is_pin(pinned: object, text: str) -> bool:
   return address.commit is not None and str(address._replace(commit=None)) in (text, f"{text}@main")
 
 
-def download(pins: Mapping[str, str], keys: Iterable[str]) -> str | None:
+def download(pins: Mapping[str, str], needs: Callable[[str], bool] = lambda key: True) -> str | None:
   """Downloads weights to the cache of this host.
 
   Args:
     pins: {key of the config: address}.
-    keys: keys of the weights to download, if they are in `pins`.
+    needs: function that returns whether the weights of a key are needed.
 
   Returns:
     The reason for which weights cannot be downloaded, or None.
   """
-  for key in keys:
+  for key in filter(needs, pins):
     try:
-      if key in pins:
-        hub_files.resolve_weights(pins[key])
+      hub_files.resolve_weights(pins[key])
     except ConfigError as error:
       return f"config.{key}: {error}"
   return None

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from vit_jax.importers.hub import metadata
 from vit_jax.schema import ConfigError, extras
-from vit_jax.storage import paths
+from vit_jax.storage import hub_files, paths
 
 _CURVES = (
   "an elliptic curve key in a PEM file without a password, such as that of: openssl ecparam -name prime256v1 -genkey"
@@ -67,6 +67,7 @@ def sign(path: pathlib.Path, key: pathlib.Path) -> pathlib.Path:
     ConfigError: the key cannot be used.
   """
   target, signer = name_signature(path), _load_signer(key)
+  _check_links(path)
   signer.set_hashing_config(_make_hashing(path)).sign(_find_root(path), target)
   return target
 
@@ -84,10 +85,16 @@ def verify(path: pathlib.Path, key: pathlib.Path) -> str:
   Raises:
     ConfigError: the signature is missing, has another key, or does not match the files.
   """
+  if hub_files.is_address(path):
+    raise ConfigError(
+      f"--verify: {path} is on the Hub. Download the files with `hf download NAME --local-dir=DIR`, and verify "
+      "DIR/model.safetensors"
+    )
   signature = name_signature(path)
   for file, advice in ((path, "Name a signed file or directory"), (signature, "Sign with: convert IN OUT --sign=KEY")):
     if not file.exists():
       raise ConfigError(f"--verify: {file} does not exist. {advice}")
+  _check_links(path)
   verifying = _import_module("verifying")
   with _convert_errors(f"--verify: {key} is not a public key", f"Name the public key of {_CURVES}"):
     verifier = verifying.Config().use_elliptic_key_verifier(public_key=key)
@@ -96,6 +103,15 @@ def verify(path: pathlib.Path, key: pathlib.Path) -> str:
     verifier.set_hashing_config(_make_hashing(path)).verify(_find_root(path), signature)
   names = [file.relative_to(_find_root(path)).as_posix() for file in list_signed_files(path)]
   return f"{path}: the signature of {key} is valid for {', '.join(names)}"
+
+
+def _check_links(path: pathlib.Path) -> None:
+  """Raises ConfigError if a directory contains a symbolic link, which a signature does not cover."""
+  if links := [entry for entry in (path.rglob("*") if path.is_dir() else ()) if entry.is_symlink()]:
+    raise ConfigError(
+      f"{path} contains the symbolic link {links[0].relative_to(path)}. A signature covers files only. Replace "
+      "links by their files"
+    )
 
 
 def _find_root(path: pathlib.Path) -> pathlib.Path:

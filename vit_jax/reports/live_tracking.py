@@ -59,7 +59,9 @@ class LiveTracking:
     if not self._tracker:
       return
     self._thread.join(LIMIT)
-    if not self._thread.is_alive() and (line := self._export()):
+    if self._thread.is_alive():
+      self._warn(f"an export to {self._tracker} has not ended, so the last lines were not sent")
+    elif line := self._export():
       print_line(f"  tracker   {line}")
 
   def _repeat(self) -> None:
@@ -76,7 +78,7 @@ class LiveTracking:
       done = subprocess.run(
         [sys.executable, "-m", "vit_jax.report", f"--export={self._tracker}", str(self._workdir)],
         env=os.environ | {"JAX_PLATFORMS": "cpu"}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=LIMIT,
+        errors="replace", timeout=LIMIT,
       )  # fmt: skip
     except subprocess.TimeoutExpired:
       return self._warn(f"{self._tracker} did not answer for {LIMIT:.0f} s")

@@ -18,8 +18,10 @@ from vit_jax.schema import ConfigError, show
 from vit_jax.storage import hub_files
 
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
-# Changes of a config that contain a path: by the key, or by the start of the value.
-_PATH = re.compile(r"^[\w.]*\b(?:path|from|teacher|labels|root|folder|index)\b[\w.]*:|['\"](?:/|~|\.{1,2}/|gs://)")
+# Changes and arguments of a config that contain a path: by a key, or by the start of a value.
+_PATH = re.compile(
+  r"\b(?:path|from|teacher|labels|root|folder|index)\b[\w.]*['\"]?\s*:|(?:^|[\s'\":,(\[{])(?:/|~|\.{1,2}/|gs://)"
+)
 
 
 def check_licence(licence: str | None) -> str:
@@ -92,7 +94,7 @@ def _make_run_chapters(run: RecordedRun) -> list[str]:
   config = run.run
   file, colon, argument = str(run.recipe.get("config", "unknown")).partition(":")
   facts = {
-    "recipe": f"{pathlib.PurePath(file).name}{colon}{argument}",
+    "recipe": pathlib.PurePath(file).name + ("" if _PATH.search(argument) else f"{colon}{argument}"),
     "data": config.data.name + (f", {run.records:,} training images" if run.records else ""),
     "task": config.task.name,
     "length": f"{config.total} with batch {config.batch}",

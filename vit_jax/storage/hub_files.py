@@ -146,6 +146,12 @@ def _list_names(hub: types.ModuleType, repository: str, commit: str) -> list[str
   except (errors.OfflineModeIsEnabled, httpx2.TransportError):
     for name in WEIGHTS:
       if path := _find_cached(hub, repository, name, commit):
+        # None means that the program that cached the weights has not looked for the file.
+        if hub.try_to_load_from_cache(repository, _SIDECARS[0], revision=commit) is None:
+          raise ConfigError(
+            f"{PREFIX}{repository}: the cache contains {name} without {_SIDECARS[0]}, which describes the images. Run "
+            "the command once with access to the network"
+          ) from None
         return sorted(file.name for file in path.parent.iterdir())
     raise
 
@@ -181,7 +187,8 @@ def upload(folder: pathlib.Path, address: Address, public: bool) -> str:
     The address of the web page of the commit.
 
   Raises:
-    ConfigError: the address has a revision, the repository contains files, or the Hub refuses the upload.
+    ConfigError: the address has a revision, the repository contains files or is public although `public` is false, or
+      the Hub refuses the upload.
   """
   if address.revision:
     raise ConfigError(f"{address}: an upload makes a new commit of the branch main. Remove @{address.revision}")
@@ -189,6 +196,8 @@ def upload(folder: pathlib.Path, address: Address, public: bool) -> str:
   with _convert_errors(address):
     api = hub.HfApi(library_name="vit_jax")
     api.create_repo(address.repository, private=not public, exist_ok=True)
+    if not public and not api.model_info(address.repository).private:
+      raise ConfigError(f"{address}: the repository exists and is public. Set --public, or name a new repository")
     if names := sorted({*api.list_repo_files(address.repository)} - {".gitattributes"}):
       raise ConfigError(f"{address}: the repository already contains {format_names(names, 3)}. Name a new repository")
     commit = api.upload_folder(

@@ -57,7 +57,10 @@ def parse_path(text: str | os.PathLike[str], bare: bool = False) -> pathlib.Path
   """
   text = os.fspath(text)
   if text.startswith("hf:") and not text.startswith("hf:/"):
-    raise ConfigError(f"{show(text)}: only weights can be on the Hugging Face Hub. Use a path on a disk, or ./{text}")
+    raise ConfigError(
+      f"{show(text)}: only weights can be on the Hugging Face Hub. Use a path on a disk, such as "
+      f"{pathlib.Path(text).absolute()}"
+    )
   scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
   if not scheme or (os.path.lexists(f"{scheme[1]}:") and not text.startswith(f"{scheme[1]}://")):
     return pathlib.Path(text)
