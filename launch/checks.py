@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from .storage import Bucket
 
 CLOUDS = ("qr", "gke")  # backends with new machines, which have only the bundle
 _FILES = ("--config.init.from", "--config.task.teacher", "--weights")  # arguments that are files
+_TRACKER = "--config.log.tracker"
 _REGION = r"[a-z]+-[a-z]+\d+"
 _FORCE = "--force starts it anyway"
 PLANNED = "vit_jax.train"  # the module with a known config and plan
@@ -82,7 +84,7 @@ def check_run(
   add([Finding("note", f"code: {code.words}, {amount(len(code.names), 'file')}, {len(code.content) / 1e6:,.1f} MB")])
   add(check_slice(run))
   add(check_module(run, code.names))
-  if add(check_files(run, root, code.names)) == errors.USAGE:
+  if add([*check_files(run, root, code.names), *check_tracker(run)]) == errors.USAGE:
     return found
   if not add(check_bucket(run, "--workdir", run.workdir)) and run.backend in CLOUDS:
     add(preflight.check_project(run, token) if run.backend == "qr" else preflight.check_cluster(run))
@@ -163,9 +165,33 @@ def check_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[
     yield Finding("refuse", f"--config: {text}")
   for flag in _FILES:
     path = find_flag_value(run.args, flag)
-    if path and path != "none" and not path.startswith("gs://") and not is_on_workers(run, path, names):
+    if path.startswith("hf:"):
+      text = f"{flag}: {path} needs huggingface_hub, but workers do not install it. Write the weights to a bucket: "
+      text += f"python -m vit_jax.convert {shlex.quote(path)} gs://BUCKET/weights.safetensors"
+      yield from _report_missing_extra(run, text)
+    elif path and path != "none" and not path.startswith("gs://") and not is_on_workers(run, path, names):
       text = f"{flag}: {path} is on this machine, not on the workers. Copy it to a bucket, and use its gs:// path"
       yield Finding("refuse", text)
+
+
+def check_tracker(run: Run) -> Iterator[Finding]:
+  """Yields a refusal if the run sends metrics to a tracker that workers do not install."""
+  tracker = find_flag_value(run.args, _TRACKER)
+  if tracker not in ("", "none"):
+    text = f"{_TRACKER}: workers do not install {tracker[:40]}. Leave it out, and send the metrics from this machine: "
+    text += f"python -m vit_jax.report --export=NAME {shlex.quote(run.workdir)}"
+    yield from _report_missing_extra(run, text)
+
+
+def _report_missing_extra(run: Run, text: str) -> Iterator[Finding]:
+  """Yields a finding about an extra that the interpreter of the workers may lack.
+
+  The launcher installs the interpreter of TPU VMs and hosts. That of an image is unknown, and a local run has this one.
+  """
+  if run.backend == "gke":
+    yield Finding("warn", text.replace("workers do not install", "the image may not contain", 1))
+  elif run.backend != "local" and not run.python:
+    yield Finding("refuse", text)
 
 
 def check_data(run: Run, folder: str, names: Sequence[str]) -> Iterator[Finding]:

@@ -72,6 +72,9 @@ def test_exit_code_is_the_code_of_the_first_refusal(codes, code):
     ("qr", ["--config=data/new.py"], "--config: data/new.py exists, but is not sent to the workers"),
     ("qr", ["--config=configs/a.py", "--config.init.from=B_16.npz"], "--config.init.from: B_16.npz"),
     ("gke", ["--weights", "/home/me/B_16.npz"], "--weights: /home/me/B_16.npz"),
+    ("qr", ["--weights=hf:a/b"], "--weights: hf:a/b needs huggingface_hub, but workers do not"),
+    ("hosts", ["--config.init.from=hf:a/b"], "vit_jax.convert hf:a/b gs://BUCKET/weights.safetensors"),
+    ("qr", ["--config.log.tracker=wandb"], "--config.log.tracker: workers do not install wandb. Leave it out"),
     ("qr", ["--config.data.path=/data/imagenet"], "data: /data/imagenet is on this machine"),
     ("qr", ["--config.data.path=~/data"], "data: ~/data is on this machine"),
   ],
@@ -89,6 +92,8 @@ def test_files_that_workers_lack_are_refused(here, backend, args, word):
     ("qr", ["--config=configs/a.py:B/16", "--config.init.from=gs://bkt/B_16.npz", "--config.data.path=small"]),
     ("qr", ["--config=./configs/a.py", "--config.init.from=none"]),
     ("qr", ["--config=a:B/16"]),
+    ("local", ["--config=configs/a.py", "--weights=hf:a/b", "--config.log.tracker=wandb"]),
+    ("gke", ["--config=configs/a.py", "--config.log.tracker=wandb"]),
     ("hosts", ["--config=/shared/a.py", "--weights=/shared/B_16.npz", "--config.data.path=/shared/data"]),
   ],
 )
