@@ -28,7 +28,7 @@ def read_config(workdir):
   return json.loads((workdir / "config.json").read_text())
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_a_restart_uses_the_commit_of_the_start_and_the_result_is_uploaded(hub, tmp_path, monkeypatch, capsys):
   prepare_dataset("digits")
   (tmp_path / "weights").mkdir()

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_list_contains_the_installed_packages_with_their_versions(tmp_path):
   pytest.importorskip("cyclonedx_py", reason="the extra sbom is not installed")
   makefile = (pathlib.Path(__file__).parents[1] / "Makefile").read_text()

@@ -117,7 +117,7 @@ def read_expected(workdir):
   return rows
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("tracker", ["mlflow", "trackio", "wandb"])
 def test_a_run_and_its_restart_are_one_run_in_the_tracker(tracker, tmp_path, monkeypatch):
   pytest.importorskip(tracker, reason=f"the extra {tracker} is not installed")

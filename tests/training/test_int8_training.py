@@ -56,6 +56,7 @@ def trained(tmp_path_factory):
   return parts, workdir, loop.train(parts, workdir)
 
 
+@pytest.mark.long
 def test_a_restart_has_the_same_bits(trained, tmp_path):
   parts, _, result = trained
   with pytest.raises(InterruptedError):
@@ -68,6 +69,7 @@ def test_the_seed_changes_the_rounding(single):
   assert any(np.any(params[path] != value) for path, value in single[0].items())
 
 
+@pytest.mark.long
 def test_evaluations_compute_like_those_of_other_models(trained):
   parts, workdir, _ = trained
   plain = runs.parts(2, init__from=workdir, model__matmul="default")
