@@ -101,8 +101,7 @@ def main(words: Sequence[str] | None = None) -> None:
     return
   if arguments.sign and arguments.inspect:
     raise ConfigError("--sign: cannot be combined with --inspect. Write `IN OUT --sign=KEY`")
-  if arguments.sign:
-    signatures.check_signing(paths[1], arguments.sign)
+  signer = signatures.check_signing(paths[1], arguments.sign) if arguments.sign else None
   hints = _collect_hints(arguments)
   uploads = len(paths) == 2 and hub_files.is_address(paths[1])
   if not uploads and (arguments.licence or arguments.public):
@@ -110,14 +109,14 @@ def main(words: Sequence[str] | None = None) -> None:
       f"--{'licence' if arguments.licence else 'public'}: only for uploads. Use hf:OWNER/NAME as OUT, or leave it out"
     )
   if uploads:
-    options = (arguments.layout, arguments.public, arguments.ema, arguments.prefix, hints, arguments.sign)
+    options = (arguments.layout, arguments.public, arguments.ema, arguments.prefix, hints, signer)
     print(push(paths[0], paths[1], arguments.licence, *options))
   elif arguments.inspect:
     print(inspection.inspect_weights(paths[0], hints, arguments.ema, arguments.prefix))
   else:
     print(convert(paths[0], paths[1], arguments.layout, hints, arguments.ema, arguments.prefix))
-    if arguments.sign:
-      print(f"signed: {signatures.sign(paths[1], arguments.sign)}")
+    if signer:
+      print(f"signed: {signatures.sign(paths[1], signer)}")
 
 
 def _collect_hints(arguments: argparse.Namespace) -> Hints:
@@ -180,6 +179,7 @@ def convert(
       f"--layout={name}: an output directory contains a checkpoint of vit_jax, which has no layout. Name a file"
     )
   check_absent(target)
+  signatures.check_unsigned(target)
   with paths.create_folders(target.parent):
     if suffix in exported.FORMATS:
       return export_program(source, target, hints, ema, prefix)
@@ -195,7 +195,7 @@ def push(
   ema: bool | None = None,
   prefix: str | None = None,
   hints: Hints | None = None,
-  key: pathlib.Path | None = None,
+  signer: signatures.Signer | None = None,
 ) -> str:
   """Uploads weights with a model card to a new or empty repository on the Hugging Face Hub.
 
@@ -208,7 +208,7 @@ def push(
     ema: selects averaged or raw weights.
     prefix: selects one of several models in a file.
     hints: facts that the file does not contain: `heads`, `image_size` and `resampling`.
-    key: PEM file of a private key that signs the weights. See `inference.signatures`.
+    signer: signs the weights. See `inference.signatures`.
 
   Returns:
     Text for the screen that describes the upload.
@@ -227,8 +227,8 @@ def push(
     )
     card = model_card.make_card(address.repository, licence, stored.read(file), sidecar, run)
     files.write_text(file.with_name("README.md"), card)
-    if key:
-      signatures.sign(file, key)
+    if signer:
+      signatures.sign(file, signer)
     page = hub_files.upload(file.parent, address, public)
   return "\n".join([described.replace(f"{file}: ", f"{address}: "), f"uploaded: {page}"])
 

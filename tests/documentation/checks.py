@@ -39,6 +39,7 @@ PROGRAMS = {
   "kill": (),
   "nvidia-smi": (), "ruff": ("check", "format"), "mlflow": ("ui",), "wandb": ("sync",), "trackio": ("show",),
   "pre-commit": ("install",),
+  "model_signing": ("verify",),
   "docker": ("build", "push", "inspect", "run"),
 }  # fmt: skip
 

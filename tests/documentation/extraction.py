@@ -29,6 +29,7 @@ PROGRAMS = (
   "trackio",
   "pre-commit",
   "docker",
+  "model_signing",
 )
 IN_PROSE = r"(?:python -m [\w.]+|python examples/|pip install |make (?:digits|transfer|compare|bench|test|check)\b)"
 

@@ -6,70 +6,131 @@ directory. Keys are elliptic curve keys in PEM files. No server is asked.
 
 import contextlib
 import importlib
+import os
 import pathlib
-import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from vit_jax.importers.hub import metadata
-from vit_jax.schema import ConfigError, extras
-from vit_jax.storage import hub_files, paths
+from vit_jax.inference import exported
+from vit_jax.schema import ConfigError, extras, format_amount
+from vit_jax.schema.errors import format_names
+from vit_jax.storage import files, hub_files, paths
 
-_CURVES = (
-  "an elliptic curve key in a PEM file without a password, such as that of: openssl ecparam -name prime256v1 -genkey"
-)
-_PROBLEMS = (ValueError, TypeError, LookupError, AttributeError, OSError)
+_KEY_BYTES = 2**16
+_KEY = "an elliptic curve key (P-256, P-384 or P-521) in a PEM file"
+_PRIVATE = f"Name {_KEY} without a password, such as that of: openssl ecparam -name prime256v1 -genkey -noout"
+_PUBLIC = f"Name the public half of {_KEY}, such as that of: openssl ec -in KEY -pubout"
+_DISTRUST = "Do not use the files, unless you know the reason"
+_PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # for example, <(COMMAND) in a shell
+_LOCK = "lock"  # file of a workdir that every program replaces while it uses the workdir
+# What the package raises for keys and signatures of another form. RecursionError is a RuntimeError.
+_PROBLEMS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
+
+
+class Signer(Protocol):
+  """A configuration of the package that signs with a private key. The key is in memory."""
+
+  def set_hashing_config(self, hashing_config: object) -> "Signer":
+    """Selects the files."""
+
+  def sign(self, model_path: pathlib.Path, signature_path: pathlib.Path) -> None:
+    """Writes a signature."""
 
 
 def name_signature(path: pathlib.Path) -> pathlib.Path:
   """Returns the path of the signature of a file or directory."""
-  return path.with_name(f"{path.name}.sig")
+  path = path.resolve() if path.name in ("", "..") else path  # "." has no name
+  return path.parent / f"{path.name}.sig"
 
 
 def list_signed_files(path: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files that a signature covers: all files of a directory, or a file and the JSON files next to it.
 
+  The file "lock" of a workdir is left out, because programs replace it when they use the workdir.
+
   Args:
     path: a directory, a weight file or a program.
+
+  Raises:
+    ConfigError: a file is a link or no regular file, or the path is an index of several files.
+    OSError: a directory cannot be listed.
   """
   if path.is_dir():
-    return sorted(file for file in path.rglob("*") if file.is_file())
-  names = metadata.SIDECARS if path.suffix.lower() == ".safetensors" else (f"{path.stem}.json",)
-  return [path, *(file for name in names if (file := path.with_name(name)).is_file())]
+    found = sorted(_list_files(path))
+  elif path.name.lower().endswith(".index.json"):
+    raise ConfigError(f"{path} is the index of several weight files. Name the directory that contains them")
+  else:
+    own = path.suffix.lower() in (".npz", *exported.FORMATS)  # their metadata are in one document of the same stem
+    names = (f"{path.stem}.json",) if own else metadata.SIDECARS
+    found = [path, *(file for name in names if os.path.lexists(file := path.with_name(name)))]
+  for file in found:
+    if file.is_symlink():
+      raise ConfigError(f"{file} is a symbolic link, and signatures cover files only. Copy the file to its place")
+    if not file.is_file():
+      raise ConfigError(f"{file} is not a regular file, and signatures cover regular files only. Remove it")
+  return found
 
 
-def check_signing(path: pathlib.Path, key: pathlib.Path) -> None:
-  """Checks that a path can be signed, before it is written.
+def _list_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields all entries of a directory and its subdirectories, except subdirectories and the lock of a workdir."""
+
+  def fail(error: OSError) -> None:
+    raise error
+
+  for parent, folders, names in os.walk(folder, onerror=fail):
+    here = pathlib.Path(parent)
+    yield from (here / name for name in names if (here, name) != (folder, _LOCK))
+    yield from (link for name in folders if (link := here / name).is_symlink())
+
+
+def check_signing(path: pathlib.Path, key: pathlib.Path) -> Signer:
+  """Checks that a path can be signed, before it is written, and reads the key.
 
   Args:
     path: the file or directory.
-    key: PEM file of the private key.
+    key: PEM file of the private key. It is read only once, so it may be a pipe.
+
+  Returns:
+    The argument of `sign`.
 
   Raises:
     ConfigError: the package model-signing is missing, the key cannot be used, or the path is in a bucket.
   """
   if paths.in_bucket(path):
     raise ConfigError(f"--sign: {path} is in a bucket. Write to a disk, sign, and copy the files with the signature")
-  _load_signer(key)
+  signing = _import_module("signing")
+  with _read_key(f"--sign: {key}", key, f"is not a private key. {_PRIVATE}"):
+    signer: Signer = signing.Config().use_elliptic_key_signer(private_key=key)
+  return signer
 
 
-def sign(path: pathlib.Path, key: pathlib.Path) -> pathlib.Path:
+def sign(path: pathlib.Path, signer: Signer) -> pathlib.Path:
   """Signs a file with its JSON files, or a directory.
 
   Args:
     path: the file or directory, on a disk.
-    key: PEM file of the private key.
+    signer: the result of `check_signing`.
 
   Returns:
-    The path of the signature. An existing signature is replaced.
+    The path of the signature.
 
   Raises:
-    ConfigError: the key cannot be used.
+    ConfigError: a file is a link or no regular file.
   """
-  target, signer = name_signature(path), _load_signer(key)
-  _check_links(path)
-  signer.set_hashing_config(_make_hashing(path)).sign(_find_root(path), target)
+  target = name_signature(path)
+  hashing = _make_hashing(list_signed_files(path))
+  with files.atomic_write(target) as partial:
+    signer.set_hashing_config(hashing).sign(_find_root(path), partial)
   return target
+
+
+def check_unsigned(path: pathlib.Path) -> None:
+  """Raises ConfigError if an output that does not exist yet already has a signature, which belongs to other files."""
+  signature = name_signature(path)
+  if signature.exists() or os.path.lexists(signature):  # also true for a dangling link
+    raise ConfigError(f"{signature} already exists, and is the signature of other files. Remove it, or rename {path}")
 
 
 def verify(path: pathlib.Path, key: pathlib.Path) -> str:
@@ -80,38 +141,75 @@ def verify(path: pathlib.Path, key: pathlib.Path) -> str:
     key: PEM file of the public key.
 
   Returns:
-    A line that lists the verified files.
+    A line that lists the verified files, or their number for a directory.
 
   Raises:
     ConfigError: the signature is missing, has another key, or does not match the files.
   """
+  signature = _find_signature(path)
+  covered = list_signed_files(path)
+  verifying = _import_module("verifying")
+  with _read_key(f"--verify: {key}", key, f"is not a public key. {_PUBLIC}"):
+    verifier = verifying.Config().use_elliptic_key_verifier(public_key=key)
+  try:
+    bundle = files.read_json(signature)
+  except ConfigError as error:
+    raise ConfigError(f"--verify: {signature} is not a signature. {_DISTRUST} ({error})") from error
+  hashing = _make_hashing(covered)
+  try:
+    verifier.set_hashing_config(hashing).verify(_find_root(path), signature)
+  except _list_exception_classes() as error:
+    if hashing.digests is None:
+      problem = f"{signature} is not a signature of {key}: it is damaged or was made with another key"
+    else:
+      problem = f"{path} does not match {signature}: {_describe_differences(bundle or {}, hashing.digests)}"
+    raise ConfigError(f"--verify: {problem}. {_DISTRUST}") from error
+  # The package has compared these names with those in the signature.
+  names = format_amount(len(hashing.digests), "file") if path.is_dir() else ", ".join(hashing.digests)
+  return f"{path}: the signature of {key} is valid for {names}"
+
+
+def _find_signature(path: pathlib.Path) -> pathlib.Path:
+  """Returns the path of an existing signature. Raises ConfigError if the path or its signature does not exist."""
   if hub_files.is_address(path):
     raise ConfigError(
       f"--verify: {path} is on the Hub. Download the files with `hf download NAME --local-dir=DIR`, and verify "
       "DIR/model.safetensors"
     )
+  if paths.in_bucket(path):
+    raise ConfigError(f"--verify: {path} is in a bucket. Copy the files and the signature to a disk")
+  if not path.exists():
+    raise ConfigError(f"--verify: {path} does not exist. Name a signed file or directory")
   signature = name_signature(path)
-  for file, advice in ((path, "Name a signed file or directory"), (signature, "Sign with: convert IN OUT --sign=KEY")):
-    if not file.exists():
-      raise ConfigError(f"--verify: {file} does not exist. {advice}")
-  _check_links(path)
-  verifying = _import_module("verifying")
-  with _convert_errors(f"--verify: {key} is not a public key", f"Name the public key of {_CURVES}"):
-    verifier = verifying.Config().use_elliptic_key_verifier(public_key=key)
-  advice = f"Do not use the files, unless you know the reason. The signature is {signature}"
-  with _convert_errors(f"--verify: {path} does not match its signature", advice):
-    verifier.set_hashing_config(_make_hashing(path)).verify(_find_root(path), signature)
-  names = [file.relative_to(_find_root(path)).as_posix() for file in list_signed_files(path)]
-  return f"{path}: the signature of {key} is valid for {', '.join(names)}"
+  if signature.exists():
+    return signature
+  advice = "Sign with: convert IN OUT --sign=KEY"
+  if path.is_dir() and (others := sorted(path.glob("*.sig"))):
+    advice = f"Only files in it are signed. Name such a file: {format_names([file.with_suffix('') for file in others])}"
+  raise ConfigError(f"--verify: {signature} does not exist. {advice}")
 
 
-def _check_links(path: pathlib.Path) -> None:
-  """Raises ConfigError if a directory contains a symbolic link, which a signature does not cover."""
-  if links := [entry for entry in (path.rglob("*") if path.is_dir() else ()) if entry.is_symlink()]:
-    raise ConfigError(
-      f"{path} contains the symbolic link {links[0].relative_to(path)}. A signature covers files only. Replace "
-      "links by their files"
-    )
+def _describe_differences(bundle: Mapping[str, Any], actual: Mapping[str, str]) -> str:
+  """Returns the differences between the files and the list in their signature, which has a valid key.
+
+  Args:
+    bundle: JSON object of the signature.
+    actual: {name of a file: its digest}.
+  """
+  import base64
+
+  try:
+    statement = files.parse_json(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
+    expected = {each["name"]: each["digest"] for each in statement["predicate"]["resources"]}
+  except (ValueError, TypeError, LookupError):
+    return "the signature has another form"
+  changed = [name for name in actual.keys() & expected.keys() if actual[name] != expected[name]]
+  groups = (
+    (changed, "changed"),
+    (expected.keys() - actual.keys(), "missing"),
+    (actual.keys() - expected.keys(), "added"),
+  )
+  return ", ".join(f"{how}: {format_names(sorted(names), 3)}" for names, how in groups if names)
 
 
 def _find_root(path: pathlib.Path) -> pathlib.Path:
@@ -119,23 +217,58 @@ def _find_root(path: pathlib.Path) -> pathlib.Path:
   return path if path.is_dir() else path.parent
 
 
-def _make_hashing(path: pathlib.Path) -> object:
-  """Returns the hashing of the signed files, without other files of the directory."""
+def _make_hashing(covered: Sequence[pathlib.Path]) -> Any:
+  """Returns the hashing of the signed files, without other files of the directory.
+
+  Args:
+    covered: the files.
+
+  Returns:
+    An object for the package. After use, its `digests` map the names of the files to their digests.
+  """
   base = _import_module("hashing").Config
 
   class Hashing(base):  # type: ignore[misc, valid-type] # the package is optional
-    def hash(self, model_path: object, *, files_to_hash: Sequence[object] | None = None) -> object:
-      return super().hash(model_path, files_to_hash=list_signed_files(path))
+    digests: dict[str, str] | None = None
+
+    def __init__(self) -> None:
+      super().__init__()
+      self.set_ignored_paths(paths=(), ignore_git_paths=False)
+
+    def add_ignored_paths(self, **ignored: object) -> None:
+      """Ignores nothing, although the signature may contain a list of files that its maker ignored."""
+
+    def hash(self, model_path: object, *, files_to_hash: object = None) -> Any:
+      manifest = super().hash(model_path, files_to_hash=covered)
+      self.digests = {each.identifier: each.digest.digest_hex for each in manifest.resource_descriptors()}
+      return manifest
 
   return Hashing()
 
 
-def _load_signer(key: pathlib.Path) -> types.SimpleNamespace:
-  """Returns a configuration of the package that signs with a key."""
-  signing = _import_module("signing")
-  with _convert_errors(f"--sign: {key} is not a private key", f"Name {_CURVES}"):
-    config: types.SimpleNamespace = signing.Config().use_elliptic_key_signer(private_key=key)
-  return config
+@contextlib.contextmanager
+def _read_key(place: str, key: pathlib.Path, problem: str) -> Iterator[None]:
+  """Checks the file of a key, and converts errors of its reader to ConfigError."""
+  if paths.in_bucket(key):
+    raise ConfigError(f"{place} is in a bucket. Copy the key to a disk")
+  if not key.exists():
+    raise ConfigError(f"{place} does not exist. Name the file of a key")
+  if not str(key).startswith(_PIPES):  # reading another pipe may never end
+    if not key.is_file():
+      raise ConfigError(f"{place} is not a file. Name the file of a key")
+    if key.stat().st_size > _KEY_BYTES:
+      raise ConfigError(f"{place} {problem}")
+  try:
+    yield
+  except _list_exception_classes() as error:
+    raise ConfigError(f"{place} {problem}") from error
+
+
+def _list_exception_classes() -> tuple[type[Exception], ...]:
+  """Returns the exception classes of the package and of its libraries for invalid keys and signatures."""
+  from cryptography import exceptions
+
+  return (*_PROBLEMS, exceptions.InvalidSignature, exceptions.UnsupportedAlgorithm)
 
 
 def _import_module(name: str) -> types.ModuleType:
@@ -144,17 +277,3 @@ def _import_module(name: str) -> types.ModuleType:
     return importlib.import_module(f"model_signing.{name}")
   except ImportError as error:
     raise ConfigError(f"signatures need {extras.format_advice('sign')} ({error})") from error
-
-
-@contextlib.contextmanager
-def _convert_errors(problem: str, advice: str) -> Iterator[None]:
-  """Converts errors of the package and of its libraries to ConfigError with one line."""
-  from cryptography import exceptions
-
-  try:
-    yield
-  except (*_PROBLEMS, exceptions.InvalidSignature, exceptions.UnsupportedAlgorithm) as error:
-    # The package lists the differences as a Python list with digests.
-    text = re.sub(r"Signature mismatch: \[['\"]|\\", "", str(error).partition(": Expected")[0])
-    reason = " ".join(text.split())[:200] or type(error).__name__
-    raise ConfigError(f"{problem} ({reason}). {advice}") from error
