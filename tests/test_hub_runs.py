@@ -9,7 +9,8 @@ import yaml
 
 import vit_jax
 from tests import hub_server, ports, runs, small_weights
-from vit_jax import convert, importers, predict, train
+from tests.sweeps import studies
+from vit_jax import convert, importers, predict, sweep, train
 from vit_jax.corpora.builders import prepare_dataset
 from vit_jax.schema import ConfigError
 
@@ -60,6 +61,50 @@ def test_a_restart_uses_the_commit_of_the_start_and_the_result_is_uploaded(hub, 
   assert f"| top1 | {result['top1']:.2%} | {low:.2%} to {high:.2%} |" in card and str(tmp_path) not in card
   (_, ours), (_, theirs) = importers.load(workdir), importers.load("hf:me/digits")
   assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+SWEEP = """
+def sweep():
+  return [{"seed": seed, "init.from": "hf:a/b"} for seed in range(SEEDS)]
+"""
+
+
+def sweep_words(folder, seeds):
+  """Writes a config with a sweep over seeds that starts from weights on the Hub, and returns the flags of the sweep."""
+  keys = {"model.width": 64, "model.depth": 2, "model.heads": 2, "model.hidden": 96, "model.name": "ViT-S/8"}
+  flags = [f"--config.{key}={value}" for key, value in keys.items()]
+  file = studies.sweep_file(folder, SWEEP.replace("SEEDS", str(seeds)))
+  return [f"--config={file}", f"--workdir={folder / 'sweep'}", "--config.optim.lr=1e-3", *flags]
+
+
+@pytest.mark.long
+def test_trials_of_a_sweep_use_the_recorded_commit(hub, tmp_path, monkeypatch):
+  prepare_dataset("digits")
+  (tmp_path / "weights").mkdir()
+  pinned = f"hf:a/b@main:{hub_server.add_model(hub, 'a/b', tmp_path / 'weights')}"
+  for name, value in hub_server.environment(hub, tmp_path / "home").items():
+    monkeypatch.setenv(name, value)
+  sweep.main([*sweep_words(tmp_path, 1), "--render"])
+  hub.repositories["a/b"].commit({"model.safetensors": b"other", "config.json": b"{"})
+  hub_server.forget_commits()
+  sweep.main(sweep_words(tmp_path, 1))
+  (trial,) = json.loads((tmp_path / "sweep/sweep.json").read_text())["trials"]
+  assert (trial["status"], trial["error"]) == ("done", "")
+  assert read_config(tmp_path / "sweep/trials" / trial["name"])["init"]["from"] == pinned
+
+
+def test_printed_trials_use_the_commit_that_was_printed_first(hub, tmp_path, capsys):
+  (tmp_path / "weights").mkdir()
+  pinned = f"hf:a/b@main:{hub_server.add_model(hub, 'a/b', tmp_path / 'weights')}"
+  sweep.main([*sweep_words(tmp_path, 2), "--render"])
+  first = capsys.readouterr().out
+  assert first.count(f"--config.init.from={pinned}") == 2
+  hub.repositories["a/b"].commit({"model.safetensors": b"other", "config.json": b"{"})
+  hub_server.forget_commits()
+  hub.requests.clear()
+  sweep.main([*sweep_words(tmp_path, 2), "--render"])
+  assert capsys.readouterr().out == first and not hub.requests
+  assert json.loads((tmp_path / "sweep/sweep.json").read_text())["pins"] == [pinned]
 
 
 @pytest.mark.heavy

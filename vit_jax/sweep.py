@@ -11,6 +11,7 @@ has `final` changes, the best setting is first trained again. The same command c
 killed. A failed trial is recorded with its error and is not repeated without --retry.
 
 --render prints the trials as commands for other launchers. When all trials have ended, it also prints the final runs.
+It writes nothing, except the commits of weights on the Hugging Face Hub to sweep.json.
 --launch="--backend=qr --tpu=v3-8 ..." prints commands of `launch`. If such trials share the workdir, the sweep uses
 their results. --collect only collects finished results. `python -m launch sweep` does all of this.
 
@@ -29,7 +30,7 @@ from vit_jax import cli, runtime
 from vit_jax.data import outputs
 from vit_jax.runtime import print_line
 from vit_jax.schema import ConfigError, format_amount
-from vit_jax.sweeps import execution, pool, search
+from vit_jax.sweeps import execution, pool, record, search
 from vit_jax.sweeps.study import Study, check_data, load_sweep
 from vit_jax.sweeps.trials import Trial
 
@@ -47,6 +48,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for trial in trials:
       outputs.check_output_location(study.workdir, json.loads(trial.config or "{}"), "--workdir")
   if args.render:
+    search.store_pins(study, trials)
     print_commands(study, trials, args.decide, args.launch)
     return
   if args.collect:
@@ -103,7 +105,7 @@ def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, Study]
     raise ConfigError(f"--workdir: {args.workdir} is a file. Name a directory")
   if not args.render and (problem := runtime.check_creatable(args.workdir)):
     raise ConfigError(problem)
-  return args, Study(args.config, args.overrides, load_sweep(args.config), args.workdir)
+  return args, Study(args.config, args.overrides, load_sweep(args.config), args.workdir, record.read_pins(args.workdir))
 
 
 def print_commands(study: Study, trials: Sequence[Trial], decide: bool = False, launch: str | None = None) -> None:

@@ -59,6 +59,17 @@ def test_recorded_commit_is_used_for_the_same_revision_without_a_request(hub, tm
   assert pinned == {"init.from": f"hf:a/b@v2:{hub.repositories['a/b'].refs['v2']}"}
 
 
+def test_runs_that_share_pins_use_the_same_commits(hub, tmp_path):
+  first = f"hf:a/b@main:{hub_server.add_model(hub, 'a/b', tmp_path)}"
+  pins = []
+  assert pinning.pin_shared_weights(resolve(init__from="hf:a/b"), pins) == {"init.from": first}
+  hub.repositories["a/b"].commit({"model.safetensors": b"other"})
+  hub_server.forget_commits()
+  assert pinning.pin_shared_weights(resolve(init__from="hf:a/b@main"), pins) == {"init.from": first}
+  assert pinning.pin_shared_weights(resolve(init__from=f"hf:a/b@main:{B}"), pins) == {"init.from": f"hf:a/b@main:{B}"}
+  assert pins == [first]
+
+
 @pytest.mark.parametrize(
   ("pinned", "text", "same"),
   [

@@ -9,7 +9,7 @@ import pytest
 from vit_jax.config import Sweep
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import results
-from vit_jax.sweeps.record import SweepRecord
+from vit_jax.sweeps.record import SweepRecord, read_pins
 from vit_jax.sweeps.study import Study
 from vit_jax.sweeps.trials import Trial, group_settings
 
@@ -121,6 +121,23 @@ def test_record_with_wrong_types_is_reported(tmp_path, kind, odd):
   (tmp_path / "sweep.json").write_text(json.dumps({kind: odd}))
   with pytest.raises(ConfigError, match=rf"sweep\.json: '{kind}' is not a list of trials"):
     make_record(tmp_path, [])
+
+
+@pytest.mark.parametrize("odd", [3, [3], ["hf:a/b"], ["B_16.npz"], {"hf:a/b": "main"}])
+def test_record_with_invalid_pins_is_reported(tmp_path, odd):
+  (tmp_path / "sweep.json").write_text(json.dumps({"pins": odd}))
+  with pytest.raises(ConfigError, match=r"sweep\.json: 'pins' is not a list of addresses hf:"):
+    read_pins(tmp_path)
+
+
+def test_writing_pins_keeps_the_other_values_of_a_record(tmp_path):
+  make_record(tmp_path, trials(tmp_path)).write()
+  before = json.loads((tmp_path / "sweep.json").read_text())
+  record = make_record(tmp_path, [])
+  record.study.pins.append(pin := f"hf:a/b@main:{'a' * 40}")
+  record.write_pins()
+  assert json.loads((tmp_path / "sweep.json").read_text()) == before | {"pins": [pin]}
+  assert read_pins(tmp_path) == [pin]
 
 
 @pytest.mark.heavy

@@ -2,10 +2,10 @@
 
 A branch of a repository moves. Therefore a run records the commit of the weights with which it started, in its config:
 `hf:OWNER/NAME` becomes `hf:OWNER/NAME@main:COMMIT`. A restart uses the recorded commit, although its command names only
-the branch.
+the branch. The trials of a sweep share the commits with which the sweep started.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import Run
@@ -63,13 +63,36 @@ def pin_weights(run: Run, stored: Mapping[str, Any]) -> dict[str, str]:
     ConfigError: a commit cannot be found. The message starts with the key.
   """
   before = {key: value for group in GROUPS for key, value in _list_values(stored.get(group), group)}
+  return {key: _pin_address(key, text, [before.get(key)]) for key, text in find_addresses(run).items()}
+
+
+def pin_shared_weights(run: Run, pins: list[str]) -> dict[str, str]:
+  """Returns the addresses on the Hub that a run names, with commits that several runs share.
+
+  Args:
+    run: a resolved run.
+    pins: addresses with the commits that are already in use. The commits of other addresses are added in place.
+
+  Returns:
+    {key of the config: address with a commit}.
+
+  Raises:
+    ConfigError: a commit cannot be found. The message starts with the key.
+  """
   result = {}
   for key, text in find_addresses(run).items():
-    try:
-      result[key] = str(before[key]) if is_pin(before.get(key), text) else hub_files.pin_commit(text)
-    except ConfigError as error:
-      raise ConfigError(f"config.{key}: {error}") from error
+    result[key] = _pin_address(key, text, pins)
+    if result[key] != text and result[key] not in pins:
+      pins.append(result[key])
   return result
+
+
+def _pin_address(key: str, text: str, pins: Iterable[object]) -> str:
+  """Returns an address with a commit: the commit in `pins`, or else the current one."""
+  try:
+    return next((str(pin) for pin in pins if is_pin(pin, text)), None) or hub_files.pin_commit(text)
+  except ConfigError as error:
+    raise ConfigError(f"config.{key}: {error}") from error
 
 
 def is_pin(pinned: object, text: str) -> bool:

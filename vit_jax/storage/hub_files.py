@@ -89,6 +89,14 @@ def parse_address(text: str | os.PathLike[str]) -> Address:
   return Address(repository, revision, commit or (revision if _COMMIT.fullmatch(revision) else None))
 
 
+def is_pinned(text: str) -> bool:
+  """Returns whether a text is a valid address with a commit."""
+  try:
+    return parse_address(text).commit is not None
+  except ConfigError:
+    return False
+
+
 def pin_commit(path: str) -> str:
   """Returns an address with the commit of its revision.
 

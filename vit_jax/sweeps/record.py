@@ -11,10 +11,28 @@ from vit_jax.config import flags
 from vit_jax.evals import selection
 from vit_jax.runtime import print_line
 from vit_jax.schema import ConfigError, texts, to_plain
-from vit_jax.storage import files, paths
+from vit_jax.storage import files, hub_files, paths
 from vit_jax.sweeps import results, suite
 from vit_jax.sweeps.study import Study
 from vit_jax.sweeps.trials import Setting, Trial, format_changes, group_settings, is_record
+
+
+def read_pins(workdir: pathlib.Path) -> list[str]:
+  """Returns the addresses of weights on the Hub with the commits that the trials of a sweep use.
+
+  Args:
+    workdir: directory of the sweep, which may not exist yet.
+
+  Raises:
+    ConfigError: the record is damaged.
+  """
+  file = workdir / "sweep.json"
+  pins = (files.read_json(file) or {}).get("pins", [])
+  if not isinstance(pins, list) or not all(isinstance(pin, str) and hub_files.is_pinned(pin) for pin in pins):
+    raise ConfigError(
+      f"{file}: 'pins' is not a list of addresses hf:OWNER/NAME@REVISION:COMMIT. Fix or remove the file"
+    )
+  return pins
 
 
 class SweepRecord:
@@ -87,12 +105,18 @@ class SweepRecord:
     chosen = results.find_criterion(self.trials, decide)
     ranked_by = {"metric": selection.format_name(chosen.metric), "split": chosen.split} if chosen else None
     record = self._about | {
+      "pins": self.study.pins,
       "ranked_by": ranked_by,
       "trials": [trial.to_json() for trial in self.trials],
       "settings": [setting.to_json(metrics) for setting in group_settings(self.trials, self.study.sweep.over)],
       "best": None if self.best is None else to_plain(dict(self.best.changes)),
       "final": [trial.to_json() for trial in self.last_runs],
     }
+    files.write_text(self.study.workdir / "sweep.json", json.dumps(record, indent=2, default=str) + "\n")
+
+  def write_pins(self) -> None:
+    """Writes the commits of weights on the Hub to sweep.json, and keeps its other values."""
+    record = self._earlier | {"pins": self.study.pins}
     files.write_text(self.study.workdir / "sweep.json", json.dumps(record, indent=2, default=str) + "\n")
 
   def close(self) -> None:

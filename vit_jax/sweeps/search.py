@@ -11,7 +11,7 @@ from vit_jax.runtime import print_line
 from vit_jax.runtime.watch import STOPS, current_handlers
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool, results
-from vit_jax.sweeps.record import SweepRecord
+from vit_jax.sweeps.record import SweepRecord, read_pins
 from vit_jax.sweeps.study import Study
 from vit_jax.sweeps.trials import Setting, Trial, format_changes, group_settings, select_measured
 
@@ -53,6 +53,26 @@ def run_study(study: Study, trials: list[Trial], groups: Sequence[pool.DeviceGro
     raise ConfigError("no trial is done. See the errors above, then use --retry")
   if any(trial.status != "done" for trial in record.last_runs):
     raise ConfigError("some of the last runs are not done. See the errors above, then use --retry")
+
+
+def store_pins(study: Study, trials: list[Trial]) -> None:
+  """Stores the commits of weights on the Hub in the record of a study, for trials that other programs start.
+
+  A later call then lists the same trials, although a branch has moved.
+
+  Args:
+    study: the study.
+    trials: trials of the study.
+
+  Raises:
+    ConfigError: another process uses the workdir, it contains another sweep, or the workdir cannot be created.
+  """
+  if study.pins == read_pins(study.workdir):
+    return
+  if problem := runtime.check_creatable(study.workdir):
+    raise ConfigError(problem)
+  with runtime.lock_workdir(study.workdir):
+    SweepRecord(study, trials).write_pins()
 
 
 def select_last_runs(study: Study, trials: Sequence[Trial], decide: bool) -> tuple[Setting | None, list[Trial]]:

@@ -15,9 +15,10 @@ from vit_jax import config, schema
 from vit_jax.config import Changes, Sweep, extensions, flags
 from vit_jax.data import catalog, shared_data, sources
 from vit_jax.evals import selection
+from vit_jax.importers import pinning
 from vit_jax.schema import ConfigError
 from vit_jax.schema.errors import AbsentError, UnreachableError
-from vit_jax.storage import hub_files
+from vit_jax.storage import hub_files, paths
 from vit_jax.sweeps.trials import Setting, Trial, group_settings
 from vit_jax.training import build
 from vit_jax.training.bound_run import BoundRun
@@ -32,12 +33,15 @@ class Study:
     overrides: flags {key: text} for every run.
     sweep: trials, the metric that decides, and the last runs.
     workdir: directory of the sweep.
+    pins: addresses of weights on the Hub with the commits that all trials use. The study adds an address when a trial
+      first names it.
   """
 
   file: str
   overrides: Mapping[str, str]
   sweep: Sweep
   workdir: pathlib.Path
+  pins: list[str] = dataclasses.field(default_factory=list)
 
   def trials(self) -> list[Trial]:
     """Returns a trial for each of the sweep's changes, without duplicates of the same config.
@@ -115,6 +119,8 @@ class Study:
     texts = dict(self.overrides)
     try:
       texts |= format_flags(changes, schema.to_plain(flags.load_config(self.file)))
+      # Otherwise each trial would pin the commits that exist when it starts, and its config would differ from this one.
+      texts |= pinning.pin_shared_weights(_resolve_config(self.file, texts, adopt=False), self.pins)
       texts |= evaluations(_resolve_config(self.file, texts), flags.load_config(self.file, texts))
       text = config.dumps(_resolve_config(self.file, texts))
     except ConfigError as error:
@@ -136,8 +142,8 @@ def _drop_duplicates(trials: Iterable[Trial]) -> list[Trial]:
   return list(first.values())
 
 
-def _resolve_config(file: str, texts: Mapping[str, str]) -> BoundRun:
-  return build.complete(config.resolve(flags.load_config(file, texts)))
+def _resolve_config(file: str, texts: Mapping[str, str], adopt: bool = True) -> BoundRun:
+  return build.complete(config.resolve(flags.load_config(file, texts)), adopt)
 
 
 def _find_test_evaluations(run: BoundRun) -> list[str]:
@@ -219,7 +225,9 @@ def _check_data(
   run: config.Run, decide: str | None, open_split: Callable[[schema.Choice, str], sources.Source]
 ) -> None:
   weights = run.init.from_
-  if weights and not hub_files.resolve_weights(weights).exists():
+  if problem := pinning.download(pinning.find_addresses(run)):
+    raise ConfigError(problem)
+  if weights and not hub_files.is_address(weights) and not paths.resolve_path(weights).exists():
     raise ConfigError(f"config.init.from: no file {weights!r}")
   train = open_split(run.data, "train")
   split = selection.find_split(run.evals[decide.partition("/")[0]].args) if decide else None
