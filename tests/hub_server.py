@@ -61,6 +61,8 @@ class Hub:
     tokens: tokens of the requests by kind of endpoint.
     ranges: values of the header Range of downloads.
     uploads: uploaded large files by SHA-256.
+    answers: contents of answers that replace those of the server, by method and kind of endpoint.
+    damaged: path of a file whose last byte is wrong in downloads, or None.
     cut: number of bytes after which the next download is cut off, or None.
     status: status of every answer, or None.
     writers: tokens that may create repositories and upload.
@@ -73,6 +75,8 @@ class Hub:
   tokens: dict[str, set[str]] = dataclasses.field(default_factory=lambda: collections.defaultdict(set))
   ranges: list[str] = dataclasses.field(default_factory=list)
   uploads: dict[str, bytes] = dataclasses.field(default_factory=dict)
+  answers: dict[str, bytes] = dataclasses.field(default_factory=dict)
+  damaged: str | None = None
   cut: int | None = None
   status: int | None = None
   writers: tuple[str, ...] = ("hf_writer",)
@@ -82,7 +86,7 @@ class Hub:
 
 ROUTES = (
   ("GET", "model", r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?"),
-  ("GET", "tree", r"/api/models/([^/]+/[^/]+)/tree/([^/]+)(?:/.*)?"),
+  ("GET", "whoami", r"/api/whoami-v2"),
   ("HEAD", "resolve", r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)"),
   ("GET", "resolve", r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)"),
   ("GET", "content", r"/content/(.+)"),
@@ -122,6 +126,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if method == self.command and (match := re.fullmatch(pattern, path)):
           self.hub.requests[f"{method} {name}"] += 1
           self.hub.tokens[name].add(self._token())
+          if f"{method} {name}" in self.hub.answers:
+            self._send(200, self.hub.answers[f"{method} {name}"])
+            return
           getattr(self, f"_{method.lower()}_{name}")(*match.groups())
           return
       self.hub.requests[f"unknown {self.command} {path}"] += 1
@@ -170,17 +177,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
     sha, files = self._find_files(name, revision)
     private = self.hub.repositories[name].private
     siblings = [{"rfilename": path} for path in files]
+    if "blobs=" in urllib.parse.urlsplit(self.path).query:
+      for entry, content in zip(siblings, files.values(), strict=True):
+        entry |= {"size": len(content), "blobId": blob_digest(content)}
+        if entry["rfilename"].endswith(LARGE):
+          entry["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
     self._send_json({"id": name, "sha": sha, "private": private, "siblings": siblings})
 
-  def _get_tree(self, name: str, revision: str) -> None:
-    _, files = self._find_files(name, revision)
-    entries = []
-    for path, content in files.items():
-      entry = {"type": "file", "path": path, "size": len(content), "oid": blob_digest(content)}
-      if path.endswith(LARGE):
-        entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
-      entries.append(entry)
-    self._send_json(entries)
+  def _get_whoami(self) -> None:
+    if not self._token():
+      raise Refusal(401, message="Invalid username or password.")
+    role = {"hf_writer": "write", "hf_fine": "fineGrained"}.get(self._token(), "read")
+    organisations = [{"type": "org", "name": "Lab"}]
+    auth = {"type": "access_token", "accessToken": {"displayName": "test", "role": role}}
+    self._send_json({"type": "user", "name": "me", "orgs": organisations, "auth": auth})
+
+  def _damage(self, path: str, content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1]) if self.hub.damaged == path else content
 
   def _head_resolve(self, name: str, revision: str, path: str) -> None:
     sha, files = self._find_files(name, revision)
@@ -192,7 +205,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
       headers |= {"Location": f"{self.hub.contents}/content/{name}/{sha}/{path}", "X-Linked-Etag": f'"{digest}"'}
       self._send(302, b"", headers | {"X-Linked-Size": str(len(content))})
     else:
-      self._send(200, content, headers | {"ETag": f'"{blob_digest(content)}"'}, len(content))
+      self._send(200, self._damage(path, content), headers | {"ETag": f'"{blob_digest(content)}"'}, len(content))
 
   _get_resolve = _head_resolve
 
@@ -202,7 +215,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     if wanted := self.headers.get("Range"):
       self.hub.ranges.append(wanted)
       start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1])
-    part, cut, self.hub.cut = content[start:], self.hub.cut, None
+    part, cut, self.hub.cut = self._damage(path, content)[start:], self.hub.cut, None
     headers = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if wanted else {}
     self._send(206 if wanted else 200, part if cut is None else part[:cut], headers, len(part))
     self.close_connection = cut is not None

@@ -25,7 +25,7 @@ from vit_jax.parallel import hardware
 from vit_jax.runtime import devices, print_line, settings, streams
 from vit_jax.schema import ConfigError, suggestions
 from vit_jax.schema.errors import format_names
-from vit_jax.storage import errors, hub_files, paths
+from vit_jax.storage import errors, hub_addresses, paths
 
 CONFIG = "file or name of a recipe, or either with :argument; --config.KEY=VALUE changes a value"  # help of --config
 CONFIGS = {"--config", "--show"}  # flags that name a config, which --config.KEY=VALUE changes
@@ -187,10 +187,10 @@ def parse_weights(text: str) -> pathlib.Path:
   Raises:
     argparse.ArgumentTypeError: the path or address is invalid.
   """
-  if not hub_files.is_address(text):
+  if not hub_addresses.is_address(text):
     return parse_path(text)
   try:
-    return pathlib.Path(str(hub_files.parse_address(text)))
+    return pathlib.Path(str(hub_addresses.parse_address(text)))
   except ConfigError as error:
     raise argparse.ArgumentTypeError(str(error)) from error
 

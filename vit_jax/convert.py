@@ -50,7 +50,7 @@ from vit_jax.models.description import format_argument
 from vit_jax.models.positions import Resampling
 from vit_jax.reports import model_card, recorded
 from vit_jax.schema import ConfigError, format_amount
-from vit_jax.storage import files, hub_files, paths
+from vit_jax.storage import files, hub_addresses, hub_files, hub_uploads, paths
 
 # Default layouts of output files: the first that supports the model.
 PREFERRED = {".npz": ("vit_jax", "big_vision", "compact", "timm"), ".safetensors": ("timm", "compact", "big_vision")}
@@ -103,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> None:
     raise ConfigError("--sign: cannot be combined with --inspect. Write `IN OUT --sign=KEY`")
   signer = signatures.check_signing(paths[1], arguments.sign) if arguments.sign else None
   hints = _collect_hints(arguments)
-  uploads = len(paths) == 2 and hub_files.is_address(paths[1])
+  uploads = len(paths) == 2 and hub_addresses.is_address(paths[1])
   if not uploads and (arguments.licence or arguments.public):
     raise ConfigError(
       f"--{'licence' if arguments.licence else 'public'}: only for uploads. Use hf:OWNER/NAME as OUT, or leave it out"
@@ -216,7 +216,8 @@ def push(
   Raises:
     ConfigError: the weights cannot be written in this layout, the licence is missing, or the Hub refuses the upload.
   """
-  address, licence = hub_files.parse_address(target), model_card.check_licence(licence)
+  address, licence = hub_addresses.parse_address(target), model_card.check_licence(licence)
+  hub_uploads.check_upload(address, public)
   place = hub_files.resolve_weights(source)
   with tempfile.TemporaryDirectory(prefix="vit_jax_") as folder:
     file = pathlib.Path(folder, hub_files.WEIGHTS[0])
@@ -229,7 +230,7 @@ def push(
     files.write_text(file.with_name("README.md"), card)
     if signer:
       signatures.sign(file, signer)
-    page = hub_files.upload(file.parent, address, public)
+    page = hub_uploads.upload(file.parent, address, public)
   return "\n".join([described.replace(f"{file}: ", f"{address}: "), f"uploaded: {page}"])
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vit_jax import schema
-from vit_jax.schema import Choice, ConfigError
+from vit_jax.schema import Choice, ConfigError, texts
 
 
 def test_flag_may_be_written_like_a_config():
@@ -49,3 +49,16 @@ def test_fraction_may_be_a_percentage(text, share):
 def test_invalid_percentage_is_refused(text):
   with pytest.raises(ConfigError):
     schema.convert(schema.Text(text), schema.Fraction)
+
+
+@pytest.mark.parametrize(
+  ("text", "shown"),
+  [
+    ("at https://me:secret@host/a", "at https://host/a"),
+    ("https://token@host:80", "https://host:80"),
+    ("http://me:se@cret@host/a@b", "http://host/a@b"),
+    ("https://host/a@b, me@host", "https://host/a@b, me@host"),
+  ],
+)
+def test_passwords_of_addresses_are_hidden(text, shown):
+  assert texts.hide_passwords(text) == shown

@@ -10,7 +10,7 @@ from typing import Any
 
 from vit_jax.config import Run
 from vit_jax.schema import ConfigError, to_plain
-from vit_jax.storage import hub_files
+from vit_jax.storage import hub_addresses, hub_files
 
 GROUPS = ("init", "task")  # groups of the config with keys that name weights
 
@@ -29,11 +29,11 @@ def find_addresses(run: Run) -> dict[str, str]:
     key: text
     for group in GROUPS
     for key, text in _list_values(values[group], group)
-    if isinstance(text, str) and hub_files.is_address(text)
+    if isinstance(text, str) and hub_addresses.is_address(text)
   }
   for key, text in result.items():
     try:
-      hub_files.parse_address(text)
+      hub_addresses.parse_address(text)
     except ConfigError as error:
       raise ConfigError(f"config.{key}: {error}") from error
   return result
@@ -102,9 +102,9 @@ def is_pin(pinned: object, text: str) -> bool:
     pinned: a value of a stored config.
     text: an address without a commit.
   """
-  if not isinstance(pinned, str) or not hub_files.is_address(pinned):
+  if not isinstance(pinned, str) or not hub_addresses.is_address(pinned):
     return False
-  address = hub_files.parse_address(pinned)
+  address = hub_addresses.parse_address(pinned)
   return address.commit is not None and str(address._replace(commit=None)) in (text, f"{text}@main")
 
 

@@ -16,7 +16,7 @@ from vit_jax.importers.hub import metadata
 from vit_jax.inference import exported
 from vit_jax.schema import ConfigError, extras, format_amount
 from vit_jax.schema.errors import format_names
-from vit_jax.storage import files, hub_files, paths
+from vit_jax.storage import files, hub_addresses, paths
 
 _KEY_BYTES = 2**16
 _KEY = "an elliptic curve key (P-256, P-384 or P-521) in a PEM file"
@@ -171,7 +171,7 @@ def verify(path: pathlib.Path, key: pathlib.Path) -> str:
 
 def _find_signature(path: pathlib.Path) -> pathlib.Path:
   """Returns the path of an existing signature. Raises ConfigError if the path or its signature does not exist."""
-  if hub_files.is_address(path):
+  if hub_addresses.is_address(path):
     raise ConfigError(
       f"--verify: {path} is on the Hub. Download the files with `hf download NAME --local-dir=DIR`, and verify "
       "DIR/model.safetensors"

@@ -15,7 +15,7 @@ from vit_jax.evals.metrics import is_share
 from vit_jax.inference.stored import StoredWeights
 from vit_jax.reports.recorded import RecordedRun
 from vit_jax.schema import ConfigError, show
-from vit_jax.storage import hub_files
+from vit_jax.storage import hub_addresses
 
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 # Changes and arguments of a config that contain a path: by a key, or by the start of a value.
@@ -65,8 +65,8 @@ def make_card(
     "pipeline_tag": "image-classification" if description.classes else "image-feature-extraction",
     "tags": ["vit_jax", "vision"],
   }
-  if run and run.run.init.from_ and hub_files.is_address(run.run.init.from_):
-    header["base_model"] = hub_files.parse_address(run.run.init.from_).repository
+  if run and run.run.init.from_ and hub_addresses.is_address(run.run.init.from_):
+    header["base_model"] = hub_addresses.parse_address(run.run.init.from_).repository
   size, data = description.image_size, use.data
   normalisation = ", ".join(f"{key} {_format_values(values)}" for key, values in data.normalisation.items())
   chapters = [
@@ -102,7 +102,7 @@ def _make_run_chapters(run: RecordedRun) -> list[str]:
     "seed": str(config.seed),
   }
   if config.init.from_:
-    facts["initial weights"] = config.init.from_ if hub_files.is_address(config.init.from_) else "a file"
+    facts["initial weights"] = config.init.from_ if hub_addresses.is_address(config.init.from_) else "a file"
   about = str(run.recipe.get("about") or "").partition("\n")[0]
   changes = _select_changes(run.recipe.get("changes", ()))
   lines = ["## Training", about, "\n".join(f"- {key}: {value}" for key, value in facts.items())]

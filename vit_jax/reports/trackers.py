@@ -153,14 +153,9 @@ def _convert_errors(to: str, workdir: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except _list_exception_classes(to) as error:
-    reason = _hide_password((str(error).strip() or type(error).__name__).splitlines()[0])
+    reason = texts.hide_passwords((str(error).strip() or type(error).__name__).splitlines()[0])
     advice = "The tracker's run may already contain some of the lines. Fix the problem and run the same command again"
     raise ConfigError(f"{workdir}: {to} rejected the metrics: {reason}. {advice}") from error
-
-
-def _hide_password(text: str) -> str:
-  """Returns a text without the users and passwords of its addresses, such as https://user:password@host."""
-  return re.sub(r"(?<=://)[^/\s@]*:[^/\s@]*@", "", text)
 
 
 def _list_exception_classes(to: str) -> tuple[type[Exception], ...]:
@@ -251,7 +246,7 @@ def _send_to_mlflow(what: Export) -> str:
       client.set_terminated(identity, status="FAILED")
     raise
   client.set_terminated(identity)
-  address = _hide_password(address)
+  address = texts.hide_passwords(address)
   show = f"mlflow ui {texts.format_flag('backend-store-uri', address)}"  # mlflow-skinny has no user interface
   return f"{address}, experiment {what.project!r}. To view it, install the package mlflow, then run {show}"
 

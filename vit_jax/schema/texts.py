@@ -36,6 +36,15 @@ def format_flag(key: str, value: object) -> str:
   return f"--{key}={shlex.quote(text)}"
 
 
+def hide_passwords(text: str) -> str:
+  """Returns a text without the users and passwords of its addresses, such as https://user:password@host.
+
+  Args:
+    text: any text.
+  """
+  return re.sub(r"(?<=://)[^\s/]*@", "", text)
+
+
 def parse_number(value: object) -> Any:
   """Converts a Text like `parse_literal`. A percentage such as "5%" becomes 0.05."""
   percent = _PERCENT.fullmatch(value) if isinstance(value, Text) else None
