@@ -140,6 +140,49 @@ def test_invalid_address_in_a_flag_is_one_line(tmp_path):
       convert.main(place)
 
 
+def run_two_processes(hub, folder, first, second, code=0):
+  """Runs two processes of a command with the given words, and returns their outputs.
+
+  The second process reads another state of the Hub: the branch main of a/b has moved.
+  """
+  placed = {"VITJAX_COORDINATOR": f"127.0.0.1:{ports.find_free_port()}", "VITJAX_PROCESSES": "2"}
+  with hub_server.serve() as moved:
+    moved.repositories["a/b"].commits |= hub.repositories["a/b"].commits
+    moved.repositories["a/b"].refs["main"] = hub.repositories["a/b"].refs["main"]
+    moved.repositories["a/b"].commit({"model.safetensors": b"other", "config.json": b"{}"})
+    started = [
+      runs.start(*command, devices=2, VITJAX_PROCESS=str(i), **placed,
+                 **hub_server.environment(server, folder / f"home{i}"))
+      for i, (command, server) in enumerate(((first, hub), (second, moved)))
+    ]  # fmt: skip
+    return [runs.finish(process, code) for process in started]
+
+
+@pytest.mark.long
+def test_processes_of_an_evaluation_use_the_commit_of_the_first(hub, tmp_path):
+  prepare_dataset("digits")
+  (tmp_path / "weights").mkdir()
+  model = small_weights.described(classes=10)
+  pinned = f"hf:a/b@main:{hub_server.add_model(hub, 'a/b', tmp_path / 'weights', description=model)}"
+  probe = ["vit_jax.fewshot", "--config=configs/probes.py:knn,digits", "--weights=hf:a/b", "--config.image_size=32"]
+  for text in run_two_processes(hub, tmp_path, probe, probe):
+    assert "Traceback" not in text
+  evaluation = ["vit_jax.evaluate", *words(tmp_path)[:1], *words(tmp_path)[3:-5], "--weights=hf:a/b"]
+  first, _ = run_two_processes(hub, tmp_path, evaluation, evaluation)
+  assert f"{pinned}\n" in first and "top1" in first
+
+
+@pytest.mark.long
+def test_processes_with_different_weights_are_refused(hub, tmp_path):
+  prepare_dataset("digits")
+  (tmp_path / "weights").mkdir()
+  hub_server.add_model(hub, "a/b", tmp_path / "weights")
+  commands = [["vit_jax.train", *words(tmp_path / "run", weights=weights)] for weights in ("hf:a/b", "hf:a/c")]
+  for text in run_two_processes(hub, tmp_path, *commands, code=2):
+    assert "process 1: config.init.from: 'hf:a/b' -> 'hf:a/c'" in text
+  assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.long
 def test_a_host_that_cannot_download_ends_all_processes_with_one_error(hub, tmp_path):
   prepare_dataset("digits")

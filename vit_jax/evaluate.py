@@ -38,10 +38,9 @@ from vit_jax.data import augment, catalog, outputs, shared_data
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, labelling, metrics, outcomes
 from vit_jax.evals.accuracy import get_accuracy_details
-from vit_jax.evals.intervals import METHODS, NONE
 from vit_jax.evals.subject import open_source
 from vit_jax.evals.table import BoundEval
-from vit_jax.importers import surgery
+from vit_jax.importers import pinning, surgery
 from vit_jax.importers.hub import metadata
 from vit_jax.inference import stored
 from vit_jax.parallel import sharding
@@ -87,9 +86,6 @@ def main(words: Sequence[str] | None = None) -> None:
   elif arguments.logits:
     raise schema.ConfigError("--logits: no output file. Add --write-predictions=FILE")
   run = select_run(arguments)
-  if arguments.workdir:
-    run = prepare_run(run, arguments.workdir, arguments.image_size)
-  run = dataclasses.replace(run, evals=select_evaluations(run.evals, arguments.split, arguments.logits))
   kinds = {choice.name for choice in run.evals.values()}
   if arguments.write_predictions and "accuracy" not in kinds:
     raise schema.ConfigError(
@@ -101,7 +97,10 @@ def main(words: Sequence[str] | None = None) -> None:
       outputs.check_output_location(folder, [run.data, run.evals, dict(arguments.data)], flag)
   again = "continues it" if arguments.write_labels else "starts it again"
   with runtime.join_processes(run.limits, again) as watch:
-    runtime.check_equal_facts({"config": schema.to_plain(run), "flags": cli.describe_flags(arguments)})
+    runtime.check_equal_facts({"flags": cli.describe_flags(arguments)})
+    with watch.phase("restore"):
+      run = pin_run(run, arguments)
+    runtime.check_equal_facts({"config": schema.to_plain(run)})
     experiment = build.build(run, jax.devices(), training=False)
     runtime.print_note(experiment.images.source.note)
     shared_data.check_same_images(experiment.splits)
@@ -122,7 +121,45 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def select_run(arguments: argparse.Namespace) -> BoundRun:
-  """Returns the run that the flags select: the run of a workdir, or the run of a config with weights.
+  """Returns the run that the flags select, with the evaluations that they select.
+
+  Args:
+    arguments: parsed flags.
+
+  Raises:
+    ConfigError: the flags contradict each other, or the workdir does not contain a run.
+  """
+  run = find_run(arguments)
+  if arguments.workdir:
+    run = prepare_run(run, arguments.workdir, arguments.image_size)
+  return dataclasses.replace(run, evals=select_evaluations(run.evals, arguments.split, arguments.logits))
+
+
+def pin_run(run: BoundRun, arguments: argparse.Namespace) -> BoundRun:
+  """Returns the run with the commits of weights on the Hub that the first process finds.
+
+  All processes must call this function. Weights without a commit in `arguments` are replaced.
+
+  Args:
+    run: the run that the flags select.
+    arguments: parsed flags. They are changed in place.
+
+  Raises:
+    ConfigError: a process cannot find or download the weights. All processes raise the error.
+  """
+  if not arguments.weights or not pinning.find_addresses(run):
+    return run
+  arguments.weights = pinning.pin_flag("--weights", arguments.weights)
+  pins = pinning.pin_together(run, {"init": {"from": arguments.weights}})
+  arguments.overrides |= pins
+  runtime.raise_together(pinning.download(pins))
+  return select_run(arguments)
+
+
+def find_run(arguments: argparse.Namespace) -> BoundRun:
+  """Returns the run of a workdir, or the run of a config with weights.
+
+  The run adopts settings of its weights, unless weights on the Hub have no commit yet, see `pin_run`.
 
   Args:
     arguments: parsed flags.
@@ -137,7 +174,9 @@ def select_run(arguments: argparse.Namespace) -> BoundRun:
     overrides |= {"init.from": arguments.weights, "init.head": "keep"}
     if arguments.image_size:
       overrides["data.image_size"] = str(arguments.image_size)
-    return build.complete(config.resolve(flags.load_config(arguments.config, overrides)))
+    resolved = config.resolve(flags.load_config(arguments.config, overrides))
+    pinned = all(map(hub_files.is_pinned, pinning.find_addresses(resolved).values()))
+    return build.complete(resolved, adopt=pinned)
   if overrides:
     raise schema.ConfigError(
       f"--config.{next(iter(overrides))}: --workdir uses the config of its run. Leave it out, or measure the run with "
@@ -374,27 +413,9 @@ def evaluate(
   runtime.print_line(f"{name}, step {int(state.step)} of {experiment.total}" if state.step else str(name))
   figures = outcomes.collect_figures(measured)
   cli.format_figures(figures, name_figures(intervals))
-  for line in describe_intervals(measured, intervals):
+  for line in run_evaluation.describe_intervals(measured, intervals):
     runtime.print_line(f"  {line}")
   return measured, intervals
-
-
-def describe_intervals(measured: dict[str, Outcome], intervals: dict[str, Intervals]) -> list[str]:
-  """Returns lines that name the method of the intervals, and the figures without an interval.
-
-  Args:
-    measured: outcomes by prefix.
-    intervals: intervals by prefix.
-  """
-  if not intervals:
-    return []
-  without = [
-    prefix + name
-    for prefix, ends in intervals.items()
-    for name in measured[prefix].figures
-    if name not in ends and not name.endswith(("images", "average_precision"))
-  ]
-  return [METHODS] + [f"No interval for {', '.join(without)}: {NONE}."] * bool(without)
 
 
 def name_figures(values: dict[str, dict[str, Any]]) -> dict[str, Any]:

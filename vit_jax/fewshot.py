@@ -26,10 +26,10 @@ from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, intervals
 from vit_jax.evals.dense import DenseDetails as Dense
 from vit_jax.evals.fewshot import FewshotDetails as FewShot
-from vit_jax.importers import options
+from vit_jax.importers import options, pinning
 from vit_jax.runtime import print_line
 from vit_jax.schema import format_amount
-from vit_jax.storage import files, hub_files
+from vit_jax.storage import files
 from vit_jax.training import probe_setup
 
 
@@ -60,12 +60,12 @@ def main(words: Sequence[str] | None = None) -> None:
   with runtime.join_processes(measurement.limits, again) as watch:
     runtime.check_equal_facts({"config": schema.to_plain(measurement), "flags": cli.describe_flags(arguments)})
     with watch.phase("restore"):
+      arguments.weights = pinning.pin_flag("--weights", arguments.weights)
       weights = load_weights(arguments.weights, measurement)
       description, arrays, notes = weights.description, weights.arrays, weights.notes
     measured = probe_setup.build(measurement, description, arrays, jax.devices(), screen=start_progress)
     shared_data.check_same_images(measured.splits)
-    pinned = hub_files.pin_commit(arguments.weights)
-    print_line(f"{pinned}: {description.model.name}")
+    print_line(f"{arguments.weights}: {description.model.name}")
     for note in (*notes, *measured.notes):
       print_line(f"  {note}")
     outcomes = {}
@@ -84,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print_line(f"\n{name}")
         cli.format_figures(outcomes[name].figures)
     if jax.process_index() == 0:
-      write_outputs(outcomes, pinned, arguments.json, arguments.write_predictions)
+      write_outputs(outcomes, arguments.weights, arguments.json, arguments.write_predictions)
 
 
 def load_weights(path: str, measurement: config.Measurement) -> importers.Weights:

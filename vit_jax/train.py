@@ -238,24 +238,19 @@ def apply_stored_settings(file: str, overrides: dict[str, str], run: BoundRun, w
     workdir: the workdir, which the first process reads.
 
   Raises:
-    ConfigError: weights on the Hub cannot be found or downloaded. Every process raises the error.
+    ConfigError: weights on the Hub cannot be found or downloaded, or the processes name different weights. Every
+      process raises the error.
   """
-  stored, pins, problem = {}, {}, None
+  stored = {}
   if runtime.process_index() == 0 and workdir.is_dir():
     stored = provenance.stored_config(workdir, checkpoints.read_description(workdir, forms.check_metadata) or {}) or {}
-  if runtime.process_index() == 0:
-    try:
-      pins = pinning.pin_weights(run, stored)
-    except schema.ConfigError as error:
-      problem = str(error)
-  runtime.raise_together(problem)
+  pins = pinning.pin_together(run, stored)
   before = {
-    "pins": pins,
     "older": migrations.list_former_defaults(stored),
     "adopted": adoption.find_recorded_settings(migrations.migrate_run(stored)),
   }
   before = json.loads(runtime.gather_texts(json.dumps(before), "older")[0])
-  older, pins, editable = before["older"], before["pins"], flags.load_config(file, overrides)
+  older, editable = before["older"], flags.load_config(file, overrides)
   whole = schema.to_plain(run)  # has each key that its choices accept, so that keys of other choices are ignored
   missing = [
     key

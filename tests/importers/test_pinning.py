@@ -70,6 +70,21 @@ def test_runs_that_share_pins_use_the_same_commits(hub, tmp_path):
   assert pins == [first]
 
 
+def test_flag_is_pinned_and_its_weights_are_downloaded(hub, tmp_path):
+  commit = hub_server.add_model(hub, "a/b", tmp_path)
+  assert pinning.pin_flag("--weights", "hf:a/b") == f"hf:a/b@main:{commit}"
+  hub.requests.clear()
+  assert pinning.pin_flag("--weights", f"hf:a/b@main:{commit}") == f"hf:a/b@main:{commit}" and not hub.requests
+  assert pinning.pin_flag("--weights", "B_16.npz") == "B_16.npz"
+  hub.repositories["a/none"].commit({"model.bin": b"x"})
+  with pytest.raises(
+    ConfigError, match=r"^--weights: hf:a/none@main:\w+: the repository contains no model.safetensors"
+  ):
+    pinning.pin_flag("--weights", "hf:a/none")
+  with pytest.raises(ConfigError, match=r"^--weights: hf:a/c: this repository does not exist"):
+    pinning.pin_flag("--weights", "hf:a/c")
+
+
 @pytest.mark.parametrize(
   ("pinned", "text", "same"),
   [

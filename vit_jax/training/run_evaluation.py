@@ -14,6 +14,7 @@ from vit_jax.data import class_names
 from vit_jax.data.images import ImageError
 from vit_jax.evals import Outcome, metrics, outcomes
 from vit_jax.evals.accuracy import AccuracyDetails
+from vit_jax.evals.intervals import METHODS, NONE
 from vit_jax.models import finite
 from vit_jax.parallel import sharding
 from vit_jax.schema import Choice, ConfigError
@@ -117,6 +118,24 @@ def measure_intervals(details: AccuracyDetails) -> Intervals:
   """Computes the 95 % intervals of the figures of an accuracy evaluation; see `metrics.compute_intervals`."""
   ends = metrics.compute_intervals(details.predictions, len(details.source.classes))
   return {details.way + figure: each for figure, each in ends.items()}
+
+
+def describe_intervals(measured: dict[str, Outcome], intervals: dict[str, Intervals]) -> list[str]:
+  """Returns lines that name the method of the intervals, and the figures without an interval.
+
+  Args:
+    measured: outcomes by prefix.
+    intervals: intervals by prefix.
+  """
+  if not intervals:
+    return []
+  without = [
+    prefix + name
+    for prefix, ends in intervals.items()
+    for name in measured[prefix].figures
+    if name not in ends and not name.endswith(("images", "average_precision"))
+  ]
+  return [METHODS] + [f"No interval for {', '.join(without)}: {NONE}."] * bool(without)
 
 
 def list_methods(details: AccuracyDetails, names: Iterable[str]) -> dict[str, str]:
