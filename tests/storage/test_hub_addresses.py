@@ -36,3 +36,29 @@ def test_invalid_addresses_are_refused(text):
   with pytest.raises(ConfigError, match=r"(Write hf:OWNER/NAME|is not a revision. Write a branch)") as error:
     hub_addresses.parse_address(text)
   assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("text", "address"),
+  [
+    ("timm/vit_small.tag", "hf:timm/vit_small.tag"),
+    ("HF:timm/vit", "hf:timm/vit"),
+    ("hf://timm/vit", "hf:timm/vit"),
+    ("HF:timm/vit@v1", "hf:timm/vit@v1"),
+    ("https://huggingface.co/timm/vit", "hf:timm/vit"),
+    ("https://huggingface.co/timm/vit/", "hf:timm/vit"),
+    ("huggingface.co/timm/vit?library=timm", "hf:timm/vit"),
+    ("https://hf.co/timm/vit/tree/v1", "hf:timm/vit@v1"),
+    ("https://huggingface.co/timm/vit/blob/main/model.safetensors", "hf:timm/vit@main"),
+    ("https://example.com/timm/vit", None),
+    ("https://huggingface.co/timm", None),
+    ("/timm/vit", None),
+    ("runs/a", None),
+    ("a/b/c", None),
+    ("vit", None),
+  ],
+)
+def test_address_is_suggested_for_other_forms(tmp_path, monkeypatch, text, address):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "runs").mkdir()
+  assert hub_addresses.suggest_address(text) == (f" Did you mean {address}?" if address else "")

@@ -10,7 +10,7 @@ from etils import epath
 
 from vit_jax import cli, evaluate, train
 from vit_jax.schema import ConfigError
-from vit_jax.storage import files, paths
+from vit_jax.storage import files, hub_addresses, paths
 
 
 @pytest.mark.parametrize("text", ["runs/a", "/runs/a", ".", "~/a", "a:b", "C:/a", "gs", "a//b"])
@@ -25,11 +25,24 @@ def test_path_is_made_absolute_within_its_storage():
   assert str(paths.make_absolute(epath.Path("gs://b/a"))) == "gs://b/a"
 
 
-@pytest.mark.parametrize("text", ["s3://b/a", "file:///a", "http://b/a", "gs:/b/a", "GS://b/a", "hf://a/b"])
+@pytest.mark.parametrize("text", ["s3://b/a", "file:///a", "http://b/a", "gs:/b/a", "GS://b/a"])
 def test_unknown_scheme_is_refused_with_the_supported_ones(text):
   with pytest.raises(ConfigError, match=r"unknown scheme. Use a path on a disk, or gs://BUCKET/NAME") as e:
     paths.resolve_path(text)
   assert repr(text) in str(e.value)
+
+
+def test_repository_on_the_hub_in_another_form_is_suggested():
+  with pytest.raises(ConfigError, match=r"unknown scheme. Did you mean hf:a/b@v1\? Use a path on a disk, or gs:"):
+    paths.resolve_path("https://huggingface.co/a/b/tree/v1")
+
+
+@pytest.mark.parametrize("text", ["./hf:a/b", "././hf:a/b", ".//hf:a"])
+def test_local_files_may_have_a_name_like_an_address(tmp_path, monkeypatch, text):
+  monkeypatch.chdir(tmp_path)
+  for parse in (paths.parse_path, cli.parse_weights):
+    path = parse(text)
+    assert not hub_addresses.is_address(path) and path == pathlib.Path(text).absolute()
 
 
 @pytest.mark.parametrize("text", ["gs://", "gs://b", "gs://b/", "gs:///a", "gs://b/../a"])

@@ -16,6 +16,12 @@ _MAIN = "main"  # the default branch of every repository on the Hub
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"(?=.{{1,96}}$)(?!.*(?:--|\.\.|\.git$)){_NAME}/{_NAME}")
 _REVISION = re.compile(r"(?!.*(?:\.\.|//|/\.|\.lock$))[A-Za-z0-9_][A-Za-z0-9_./+-]*(?<![./])")
+# A repository in another form, such as HF:OWNER/NAME, hf.co/OWNER/NAME or the address of its web page.
+_OTHER = re.compile(
+  rf"(?:(?:https?:/{{1,2}})?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?|hf:/*)(?P<repository>{_NAME}/{_NAME})"
+  r"(?:(?:/(?:tree|blob|resolve|commit)/|@)(?P<revision>[\w.+-]+))?(?:[/?#].*)?",
+  re.IGNORECASE,
+)
 
 
 class Address(NamedTuple):
@@ -71,3 +77,19 @@ def parse_address(text: str | os.PathLike[str]) -> Address:
       f"{show(text)}: {show(version)} is not a revision. Write a branch, a tag or the 40 digits of a commit"
     )
   return Address(repository, revision, commit or (revision if COMMIT.fullmatch(revision) else None))
+
+
+def suggest_address(text: str) -> str:
+  """Returns " Did you mean hf:OWNER/NAME?" for a repository on the Hub in another form, otherwise "".
+
+  Args:
+    text: a path that does not exist, such as "https://huggingface.co/OWNER/NAME" or "OWNER/NAME".
+  """
+  if other := _OTHER.fullmatch(text):
+    address = Address(other["repository"], other["revision"])
+  else:
+    # A path with an existing first folder is more likely to be a misspelt file.
+    if not _REPOSITORY.fullmatch(text) or os.path.exists(text.partition("/")[0]):
+      return ""
+    address = Address(text)
+  return f" Did you mean {address}?" if _REPOSITORY.fullmatch(address.repository) else ""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from vit_jax.schema import ConfigError, extras, show
+from vit_jax.storage import hub_addresses
 
 BUCKET = "gs://"
 
@@ -63,10 +64,13 @@ def parse_path(text: str | os.PathLike[str], bare: bool = False) -> pathlib.Path
     )
   scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
   if not scheme or (os.path.lexists(f"{scheme[1]}:") and not text.startswith(f"{scheme[1]}://")):
-    return pathlib.Path(text)
+    path = pathlib.Path(text)
+    # Path removes the ./ that separates a file of this name from an address on the Hub.
+    return path.absolute() if str(path).startswith(hub_addresses.PREFIX) else path
   name = text.removeprefix(BUCKET)
   if name == text:
-    raise ConfigError(f"{show(text)}: unknown scheme. Use a path on a disk, or gs://BUCKET/NAME")
+    near = hub_addresses.suggest_address(text)
+    raise ConfigError(f"{show(text)}: unknown scheme.{near} Use a path on a disk, or gs://BUCKET/NAME")
   first, *inside = name.rstrip("/").split("/")
   if not first or not (any(inside) or bare) or ".." in inside:
     raise ConfigError(f"{show(text)}: expected a bucket and a name in it, without '..': gs://BUCKET/NAME")

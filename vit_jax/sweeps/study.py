@@ -18,7 +18,7 @@ from vit_jax.evals import selection
 from vit_jax.importers import pinning
 from vit_jax.schema import ConfigError
 from vit_jax.schema.errors import AbsentError, UnreachableError
-from vit_jax.storage import hub_files, paths
+from vit_jax.storage import hub_addresses, paths
 from vit_jax.sweeps.trials import Setting, Trial, group_settings
 from vit_jax.training import build
 from vit_jax.training.bound_run import BoundRun
@@ -227,7 +227,7 @@ def _check_data(
   weights = run.init.from_
   if problem := pinning.download(pinning.find_addresses(run)):
     raise ConfigError(problem)
-  if weights and not hub_files.is_address(weights) and not paths.resolve_path(weights).exists():
+  if weights and not hub_addresses.is_address(weights) and not paths.resolve_path(weights).exists():
     raise ConfigError(f"config.init.from: no file {weights!r}")
   train = open_split(run.data, "train")
   split = selection.find_split(run.evals[decide.partition("/")[0]].args) if decide else None

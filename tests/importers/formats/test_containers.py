@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pathlib
 import pickle
 import zipfile
 
@@ -178,6 +179,13 @@ def test_missing_files_and_other_formats_are_errors_with_suggestions(tmp_path, n
   (tmp_path / "runs" / "checkpoints").mkdir(parents=True)
   with pytest.raises(ConfigError, match=message):
     containers.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["HF:timm/vit", "timm/vit", "huggingface.co/timm/vit"])
+def test_repository_on_the_hub_is_suggested_for_a_missing_file(tmp_path, monkeypatch, name):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ConfigError, match=rf"^no file '{name}'. Did you mean hf:timm/vit\?$"):
+    containers.read(pathlib.Path(name))
 
 
 def test_hub_folder_specifies_heads_epsilon_and_activation(tmp_path):

@@ -31,7 +31,7 @@ from vit_jax.importers.hints import Hints
 from vit_jax.importers.hub import metadata
 from vit_jax.schema import ConfigError, format_amount, show
 from vit_jax.schema.errors import format_names
-from vit_jax.storage import archives, files, paths
+from vit_jax.storage import archives, files, hub_addresses, paths
 
 WRITTEN = (".npz", ".safetensors")
 
@@ -103,6 +103,8 @@ def _describe_missing(path: pathlib.Path) -> str:
     return f"no weights in the folder {str(path)!r}. Expected checkpoints/ (a workdir) or model.safetensors. {has}"
   if address := find_address(path.name):
     return f"no file {str(path)!r}. Download it from {address}, or correct the path"
+  if path.suffix.lower() not in READ and (address := hub_addresses.suggest_address(str(path))):
+    return f"no file {str(path)!r}.{address}"
   near = difflib.get_close_matches(path.name, candidates, n=1)
   advice = f"Did you mean {str(path.parent / near[0])!r}?" if near else f"Allowed: {', '.join(READ)}, or a workdir"
   return f"no file {str(path)!r}. {advice}"
