@@ -3,6 +3,7 @@
 # make test: lint, these tests, and one short test of each compiled part.
 # make test-long: all other tests and short campaigns.
 # make golden-check: compares the compiled step of each recipe with stored figures.  make golden: stores new figures.
+# make notebook: executes examples/quickstart.ipynb and stores its outputs.
 # make compare: three compact models, few-shot probes and fine-tuning.
 # make transfer: features learned with labels, by masked patches, MAE, DINO and DINOv2, probed by k-NN and linearly.
 # make bench: compares a train step with PyTorch's and measures the loading of weights.
@@ -26,7 +27,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar=o
 COMPILE = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
   --no-annotate $(UPGRADE)
 
-.PHONY: digits compare transfer lint check test test-long golden golden-check bench docs docs-serve lock sbom clean
+.PHONY: digits compare transfer lint check test test-long golden golden-check notebook bench docs docs-serve lock sbom clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
@@ -58,6 +59,9 @@ golden: $(VENV)/installed-test
 
 golden-check: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=5 -q -m golden
+
+notebook: $(VENV)/installed-test
+	$(BIN)/python -m tests.notebook
 
 bench: $(VENV)/installed-bench
 	$(BIN)/python -m benchmarks.digits_step --rounds=$(ROUNDS)

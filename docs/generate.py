@@ -30,7 +30,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:
   """Replaces links to files of the repository by their text, because the site does not contain these files."""
-  return re.sub(r"\[([^\]]+)\]\((?:\.\./)+[\w/.-]+\.py\)", r"\1", markdown)
+  return re.sub(r"\[([^\]]+)\]\((?:\.\./)*[\w/.-]+\.(?:py|ipynb)\)", r"\1", markdown)
 
 
 def on_post_build(config: "MkDocsConfig") -> None:

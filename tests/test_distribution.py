@@ -12,6 +12,7 @@ import zipfile
 import pytest
 
 import vit_jax
+from tests import notebook
 from tests.runs import ROOT
 
 pytestmark = pytest.mark.long  # one test builds the wheel, and the others share it
@@ -46,17 +47,22 @@ def wheel(tmp_path_factory):
   return file
 
 
-@pytest.fixture(scope="module")
-def programs(wheel, tmp_path_factory):
-  """Installs the wheel into an environment that has the other packages of this one, but not this repository.
+def make_environment(folder):
+  """Creates an environment that has the other packages of this one, but not this repository.
 
   Files with the ending .pth in a folder that is itself named in such a file have no effect. An editable installation of
   this repository is therefore not visible.
   """
-  folder = tmp_path_factory.mktemp("environment")
-  run([sys.executable, "-m", "venv", "--without-pip", folder], folder)
+  run([sys.executable, "-m", "venv", "--without-pip", folder], folder.parent)
   (packages,) = folder.glob("lib/python*/site-packages")
   (packages / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+
+
+@pytest.fixture(scope="module")
+def programs(wheel, tmp_path_factory):
+  """Installs the wheel into an environment that has the other packages of this one."""
+  folder = tmp_path_factory.mktemp("environment")
+  make_environment(folder)
   pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python"]
   run([*pip, "install", "--no-deps", "--no-index", wheel], folder)
   return folder / "bin"
@@ -97,6 +103,20 @@ def test_recipe_by_name_trains_and_evaluates_in_an_empty_folder(programs, tmp_pa
   assert [file.name for file in folder.iterdir()] == ["run"]
   error = run([programs / "vit-jax", "train", "--config=digitz", "--workdir=run"], folder, 2)
   assert "error: --config: no file or recipe 'digitz'. Did you mean 'digits'?" in error
+
+
+def test_first_cell_of_the_notebook_installs_a_wheel_of_its_folder_once(wheel, tmp_path):
+  folder, python = tmp_path / "notebook", tmp_path / "environment/bin/python"
+  folder.mkdir()
+  make_environment(tmp_path / "environment")
+  (cell,) = [cell for cell in notebook.read().cells if cell.id == "install"]
+  offline = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"}
+  assert "Upload a wheel, or set SOURCE" in run([python, "-c", cell.source], folder, 1, **offline)
+  (folder / wheel.name).write_bytes(wheel.read_bytes())
+  run([python, "-c", f"{cell.source}\nimport vit_jax"], folder, **offline)
+  (folder / wheel.name).unlink()
+  place = run([python, "-c", f"{cell.source}\nimport vit_jax\nprint(vit_jax.__file__)"], folder, **offline)
+  assert pathlib.Path(place.strip()).is_relative_to(tmp_path / "environment")
 
 
 def test_installed_launcher_lists_runs_and_explains_that_it_sends_a_clone(programs, tmp_path):

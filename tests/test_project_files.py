@@ -79,7 +79,7 @@ def test_commands_for_contributors_are_targets_or_scripts():
   text = (ROOT / "CONTRIBUTING.md").read_text()
   spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
   targets = {span.removeprefix("make ") for span in spans if span.startswith("make ")}
-  assert {"lint", "check", "test", "test-long", "golden-check"} == targets <= read_targets()
+  assert {"lint", "check", "test", "test-long", "golden-check", "notebook"} == targets <= read_targets()
   assert ".ci/run" in spans and (ROOT / ".ci/run").exists()
 
 
