@@ -166,9 +166,9 @@ def check_files(run: Run, root: pathlib.Path, names: Sequence[str]) -> Iterator[
   for flag in _FILES:
     path = find_flag_value(run.args, flag)
     if path.startswith("hf:"):
-      text = f"{flag}: {path} needs huggingface_hub, but workers do not install it. Write the weights to a bucket: "
-      text += f"python -m vit_jax.convert {shlex.quote(path)} gs://BUCKET/weights.safetensors"
-      yield from _report_missing_extra(run, text)
+      remedy = "write the weights to a bucket: "
+      remedy += f"python -m vit_jax.convert {shlex.quote(path)} gs://BUCKET/weights.safetensors"
+      yield from _check_extra(run, f"{flag}: {path}", "huggingface_hub", remedy)
     elif path and path != "none" and not path.startswith("gs://") and not is_on_workers(run, path, names):
       text = f"{flag}: {path} is on this machine, not on the workers. Copy it to a bucket, and use its gs:// path"
       yield Finding("refuse", text)
@@ -178,20 +178,30 @@ def check_tracker(run: Run) -> Iterator[Finding]:
   """Yields a refusal if the run sends metrics to a tracker that workers do not install."""
   tracker = find_flag_value(run.args, _TRACKER)
   if tracker not in ("", "none"):
-    text = f"{_TRACKER}: workers do not install {tracker[:40]}. Leave it out, and send the metrics from this machine: "
-    text += f"python -m vit_jax.report --export=NAME {shlex.quote(run.workdir)}"
-    yield from _report_missing_extra(run, text)
+    remedy = "leave the flag out, and send the metrics from this machine: "
+    remedy += f"python -m vit_jax.report --export=NAME {shlex.quote(run.workdir)}"
+    yield from _check_extra(run, _TRACKER, tracker[:40], remedy)
 
 
-def _report_missing_extra(run: Run, text: str) -> Iterator[Finding]:
-  """Yields a finding about an extra that the interpreter of the workers may lack.
+def _check_extra(run: Run, place: str, package: str, remedy: str) -> Iterator[Finding]:
+  """Yields a finding about a package of an extra that the interpreter of the workers lacks, or may lack.
 
-  The launcher installs the interpreter of TPU VMs and hosts. That of an image is unknown, and a local run has this one.
+  The launcher installs the interpreter of TPU VMs and hosts, unless the run names one. The packages of an image are
+  unknown. A local run has the interpreter of this process.
+
+  Args:
+    run: the run.
+    place: the flag, and its value if the package depends on it.
+    package: the missing package.
+    remedy: another way to reach the same result, as the second half of a sentence.
   """
   if run.backend == "gke":
-    yield Finding("warn", text.replace("workers do not install", "the image may not contain", 1))
+    image = f"the image must contain {package}, which the image of the Dockerfile lacks"
+    yield Finding("warn", f"{place}: {image}. Add a line RUN pip install {package} to its stage tpu, or {remedy}")
   elif run.backend != "local" and not run.python:
-    yield Finding("refuse", text)
+    workers = "TPU VMs" if run.backend == "qr" else "hosts"
+    text = f"{place} needs {package}, which the launcher does not install on {workers}"
+    yield Finding("refuse", f"{text}. Name an interpreter on the {workers} that has it (--python), or {remedy}")
 
 
 def check_data(run: Run, folder: str, names: Sequence[str]) -> Iterator[Finding]:

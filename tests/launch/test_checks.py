@@ -72,9 +72,22 @@ def test_exit_code_is_the_code_of_the_first_refusal(codes, code):
     ("qr", ["--config=data/new.py"], "--config: data/new.py exists, but is not sent to the workers"),
     ("qr", ["--config=configs/a.py", "--config.init.from=B_16.npz"], "--config.init.from: B_16.npz"),
     ("gke", ["--weights", "/home/me/B_16.npz"], "--weights: /home/me/B_16.npz"),
-    ("qr", ["--weights=hf:a/b"], "--weights: hf:a/b needs huggingface_hub, but workers do not"),
+    (
+      "qr",
+      ["--weights=hf:a/b"],
+      "--weights: hf:a/b needs huggingface_hub, which the launcher does not install on TPU VM",
+    ),
+    (
+      "hosts",
+      ["--weights=hf:a/b"],
+      "install on hosts. Name an interpreter on the hosts that has it (--python), or write",
+    ),
     ("hosts", ["--config.init.from=hf:a/b"], "vit_jax.convert hf:a/b gs://BUCKET/weights.safetensors"),
-    ("qr", ["--config.log.tracker=wandb"], "--config.log.tracker: workers do not install wandb. Leave it out"),
+    (
+      "qr",
+      ["--config.log.tracker=wandb"],
+      "--config.log.tracker needs wandb, which the launcher does not install",
+    ),
     ("qr", ["--config.data.path=/data/imagenet"], "data: /data/imagenet is on this machine"),
     ("qr", ["--config.data.path=~/data"], "data: ~/data is on this machine"),
   ],
@@ -99,6 +112,15 @@ def test_files_that_workers_lack_are_refused(here, backend, args, word):
 )
 def test_files_that_workers_have_are_accepted(here, backend, args):
   assert texts(checks.check_run(launches.run(backend, module="my.own", args=tuple(args))), "refuse") == []
+
+
+def test_missing_package_on_gke_is_a_warning_about_the_image(here):
+  words = ("--config=configs/a.py", "--weights=hf:a/b", "--config.log.tracker=mlflow")
+  warnings = texts(checks.check_run(launches.run("gke", module="my.own", args=words)), "warn")
+  for package in ("huggingface_hub", "mlflow"):
+    (warning,) = [text for text in warnings if f"RUN pip install {package} to its stage tpu, or " in text]
+    assert f"the image must contain {package}, which the image of the Dockerfile lacks" in warning
+    assert "--python" not in warning
 
 
 def test_untracked_config_is_accepted_only_from_the_root(here, monkeypatch):
