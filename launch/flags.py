@@ -4,6 +4,8 @@ import argparse
 import dataclasses
 import difflib
 import os
+import pathlib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -36,6 +38,8 @@ VERBS = {
   "render": "print the JobSet, the xpk command or the SkyPilot task of a run",
   "sweep": "start the trials of a sweep as runs, several at once",
 }
+# Verbs of other programs, which have another spelling here.
+_OTHER_VERBS = {"list": "ls", "start": "run", "kill": "down", "delete": "down", "cancel": "stop", "log": "logs"}
 SPECIFIED = ("run", "check", "render", "sweep")  # verbs that take the flags of a run, not only its name
 _CAPACITIES = {
   "spot": "may be preempted at any time, and costs least; the default",
@@ -50,8 +54,21 @@ class Parser(argparse.ArgumentParser):
   """A parser that raises a LaunchError for a mistake."""
 
   def error(self, message: str) -> NoReturn:
-    """Raises a LaunchError of one line."""
+    """Raises a LaunchError of one line. For an unknown verb it contains a suggestion, which argparse does not make."""
+    if unknown := re.match(r"argument VERB: invalid choice: '(.*?)' \(", message):
+      near = _OTHER_VERBS.get(unknown[1]) or next(iter(difflib.get_close_matches(unknown[1], VERBS, 1, 0.5)), "")
+      advice = f" Did you mean {near}?" if near else ""
+      message = f"unknown verb {unknown[1]!r}.{advice} Allowed: {', '.join(VERBS)}"
     raise LaunchError(f"{message}. See {self.prog} --help")
+
+
+class _PrintVersion(argparse.Action):
+  """A flag that prints the version of the package and ends the program."""
+
+  def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+    """Prints the version, which is in a module of vit_jax next to this package. This package does not import it."""
+    text = pathlib.Path(__file__).parents[1].joinpath("vit_jax/schema/extras.py").read_text()
+    parser.exit(message="".join(re.findall(r'^VERSION = "(.+?)"', text, re.MULTILINE)) + "\n")
 
 
 def parse_flags(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -62,6 +79,7 @@ def parse_flags(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     at = words.index("--")
     words, command = words[:at], words[at + 1 :]
   parser = Parser("python -m launch", description=USE, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
   verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
   flags = {}
   for verb, text in VERBS.items():

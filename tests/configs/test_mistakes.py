@@ -69,7 +69,7 @@ MISTAKES = {  # what is changed; the key that the error is at; the value, what i
   "all frozen": ({"optim.frozen": "['.*']"}, "optim.frozen", "'.*'", "no parameter would be trained"),
   "a length beyond int32": ({"total": "5000000M"}, "total", "5000000M", "2**31 - 1"),
   "a key of another optimizer": (
-    {"optim.momentum": "0.9"}, "optim.momentum", "value '0.9'", "sgd, adafactor, muon take it", "Allowed: b1, b2",
+    {"optim.momentum": "0.9"}, "optim.momentum", "value '0.9'", "supported by sgd, adafactor, muon", "Allowed: b1, b2",
   ),
   "a key whose value is another's": ({"model.pooling": "cls"}, "model.pooling", "Did you mean 'pool=cls'"),
   "a pattern without end": (

@@ -62,7 +62,9 @@ def test_local_run_has_an_absolute_workdir(form, tmp_path, monkeypatch):
   "words, message",
   [
     ([], "VERB"),
-    (["fly"], "fly"),
+    (["fly"], "unknown verb 'fly'. Allowed: run, check, ls, "),
+    (["list"], "unknown verb 'list'. Did you mean ls? Allowed: run, "),
+    (["statsu", "vit"], "unknown verb 'statsu'. Did you mean status? Allowed: run, "),
     (["run", "vit"], "--backend: missing; allowed: local"),
     (["run", "vit", "--backnd=qr", *TRAIN], "unknown flag --backnd; did you mean --backend?"),
     (["run", "vit", "--backnd", "qr", *TRAIN], "did you mean --backend?"),

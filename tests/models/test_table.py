@@ -18,9 +18,13 @@ def test_all_registered_names_are_listed():
 @pytest.mark.parametrize(
   ("name", "argument", "message"),
   [
-    ("vit_2_4_32", "qk_norm", "ViT-mu/8's family takes 'attention.qk_norm'. Allowed: position,"),
-    ("Mixer-B/16", "registers", "ViT-mu/8's family, vit_2_4_32's family take it. Allowed: gelu,"),
-    ("ViT-S/16", "kernel", "vit_2_4_32's family takes it. Allowed: head,"),
+    ("vit_2_4_32", "qk_norm", "'attention.qk_norm' is supported by the family of ViT-S/16. Allowed: position,"),
+    (
+      "Mixer-B/16",
+      "registers",
+      "It is supported by the family of ViT-S/16, the family of cct_7_3x1_32. Allowed: gelu,",
+    ),
+    ("ViT-S/16", "kernel", "It is supported by the family of cct_7_3x1_32. Allowed: head,"),
     ("ViT-S/16", "heaad", "Did you mean 'head'? Allowed: head,"),
   ],
 )

@@ -170,7 +170,7 @@ def test_arguments_without_a_name_belong_to_the_default():
 @pytest.mark.parametrize(
   ("args", "key", "expected_message"),
   [
-    ({"kind": {"by": 3}}, "kind.by", "unknown key for 'steady', value 3. moving takes it. Allowed: scale."),
+    ({"kind": {"by": 3}}, "kind.by", "unknown key for 'steady', value 3. It is supported by moving. Allowed: scale."),
     ({"other": {"by": 3}}, "other", "is not a choice. Write dict(name='...', ...), or --c.other.name="),
     ({"kind": True}, "kind", "dict(name='...', ...), or --c.kind.name=NAME. Allowed: steady, moving."),
     ({"kind": "stedy"}, "kind", "--c.kind.name=NAME. Did you mean 'steady'? Allowed: steady, moving."),

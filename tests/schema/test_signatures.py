@@ -23,8 +23,8 @@ def test_only_keyword_arguments_are_keys():
 
 def test_unknown_key_of_another_choice_names_that_choice():
   advice = signatures.suggest_fix("momentum", 0.9, ENTRIES, {"adamw": adamw, "sgd": (sgd, adamw)})
-  assert advice == " sgd takes it. Allowed: b1, pool, mode."
-  assert "sgd, lion take it." in signatures.suggest_fix("momentum", 0.9, ENTRIES, {"sgd": sgd, "lion": lion})
+  assert advice == " It is supported by sgd. Allowed: b1, pool, mode."
+  assert "supported by sgd, lion." in signatures.suggest_fix("momentum", 0.9, ENTRIES, {"sgd": sgd, "lion": lion})
 
 
 def test_value_accepted_by_only_one_key_suggests_that_key():

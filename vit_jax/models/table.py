@@ -18,7 +18,9 @@ TABLE: dict[str, Published] = {
   name: row for family in (vit, modern, compact, mixer, bit, swin, efficientnet) for name, row in family.NAMES.items()
 }
 
-_FAMILY = "'s family"  # suffix of a model's name in error messages
+_FAMILY = "the family of "  # prefix of a model's name in error messages
+# Usual names, which represent their families in error messages.
+_USUAL = ("ViT-S/16", "cct_7_3x1_32", "Mixer-B/16", "R50x1", "efficientnet_b0", "swin_tiny_patch4_window7_224")
 ALIKE = 0.75  # names with at least this similarity ratio are considered typing errors of each other
 
 # Other published spellings -> the name here: files of vit_jax, AugReg and BiT, and model hubs.
@@ -70,8 +72,7 @@ def find(name: str) -> Published:
     advice = f"Did you mean {near[0]!r}? Similar: {', '.join(near)}." if near else "No similar name."
     raise schema.ConfigError(
       f"unknown name {name!r}. {advice} All {len(TABLE)}: python -c 'import vit_jax; print(*vit_jax.models.names())'; "
-      "among them ViT-S/16, R50+B/16, deit_tiny_patch16_224, cct_7_3x1_32, Mixer-B/16, R50x1, efficientnet_b0, "
-      "swin_tiny_patch4_window7_224",
+      f"among them R50+B/16, deit_tiny_patch16_224, {', '.join(_USUAL)}",
       "name",
     )
   return made
@@ -134,14 +135,18 @@ def migrate(choice: schema.Choice) -> schema.Choice:
 
 
 class _Families(Mapping[str, Callable[..., nnx.Module]]):
-  """A mapping with one entry per family: {"ViT-mu/8's family": function}. A family is imported when it is accessed."""
+  """A mapping with one entry per family: {"the family of ViT-S/16": function}.
+
+  A family is imported when it is accessed.
+  """
 
   def __getitem__(self, family: str) -> Callable[..., nnx.Module]:
-    return lookup(family.removesuffix(_FAMILY))
+    return lookup(family.removeprefix(_FAMILY))
 
   def __iter__(self) -> Iterator[str]:
     first = {row.function: name for name, row in reversed(TABLE.items())}
-    return (name + _FAMILY for name in reversed(first.values()))
+    usual = {TABLE[name].function: name for name in _USUAL}
+    return (_FAMILY + usual.get(function, name) for function, name in reversed(first.items()))
 
   def __len__(self) -> int:
     return len(list(iter(self)))

@@ -34,13 +34,12 @@ def suggest_fix(key: str, value: object, entries: Entries, others: Functions) ->
   functions = {name: entry if isinstance(entry, tuple) else (entry,) for name, entry in others.items()}
   takers = [name for name, each in functions.items() if any(key in read_keywords(function) for function in each)]
   if takers:
-    return f" {format_names(takers)} take{'s' * (len(takers) == 1)} it.{format_allowed(entries)}"
+    return f" It is supported by {format_names(takers)}.{format_allowed(entries)}"
   if key in (inner := list_nested({name: kind for name, (kind, _) in entries.items()})):
     return f" Did you mean {inner[key]!r}?{format_allowed(entries)}"
   nested = {name: dotted for name, each in functions.items() if (dotted := _find_nested(key, each))}
   if nested:
-    verb = "takes" if len(nested) == 1 else "take"
-    return f" {format_names(nested)} {verb} {next(iter(nested.values()))!r}.{format_allowed(entries)}"
+    return f" {next(iter(nested.values()))!r} is supported by {format_names(nested)}.{format_allowed(entries)}"
   if (here := suggestions.translate_key(key, suggestions.format_typed(value), entries)) is not None:
     return f" Did you mean {here!r}?{format_allowed(entries)}"
   fitting = [name for name, (kind, _) in entries.items() if isinstance(value, str) and value in _list_words(kind)]
