@@ -5,11 +5,11 @@ import struct
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from tests.image_files import decoded
 from tests.made_images import CHANNELS, animation_control, chunk, png, png_data
-from vit_jax.data.formats import headers
+from vit_jax.data.formats import headers, opencv
 from vit_jax.data.formats.headers import DecodeError
 
 DRAW = np.random.default_rng(0)
@@ -70,3 +70,20 @@ def test_truncated_animated_png_is_refused():
   for length in range(40, len(data) - 1, 37):
     with pytest.raises(DecodeError):
       decoded(data[:length])
+
+
+def test_invalid_colour_profile_causes_no_warning_and_another_chunk_does(capfd):
+  pixels = DRAW.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+  profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+  profile[36:40] = b"old!"  # the signature
+  plain, tagged = io.BytesIO(), io.BytesIO()
+  Image.fromarray(pixels).save(plain, "PNG")
+  Image.fromarray(pixels).save(tagged, "PNG", icc_profile=bytes(profile))
+  assert b"iCCP" in tagged.getvalue() and b"iCCP" not in plain.getvalue()
+  opencv.decode(tagged.getvalue(), 0)
+  assert "iCCP" in capfd.readouterr().err  # libpng warns
+  np.testing.assert_array_equal(decoded(tagged.getvalue()), pixels)
+  assert capfd.readouterr().err == ""
+  at = plain.getvalue().index(b"IDAT") - 4
+  decoded(plain.getvalue()[:at] + chunk(b"gAMA", b"\0") + plain.getvalue()[at:])
+  assert "gAMA" in capfd.readouterr().err

@@ -28,7 +28,8 @@ class Header(NamedTuple):
     memory: largest number of bytes of memory for decoding.
     regions: whether the file is a JPEG with boxes that can be decoded separately.
     orientation: EXIF orientation of the stored pixels, 1 to 8.
-    layout: decoder of JPEG, BMP, GIF, TIFF and animated PNG files. None for files that OpenCV decodes exactly.
+    layout: decoder of JPEG, BMP, GIF and TIFF files, and of PNGs with an animation or a colour profile. None for other
+      files, which OpenCV decodes exactly.
   """
 
   height: int
@@ -132,7 +133,7 @@ def _read_png(data: bytes) -> Header:
   at, still, turned = 8, None, 1
   for _ in range(CHUNKS):
     length, name = unpack_from(">I4s", data, at)
-    if name == apng.CHUNK:
+    if name in (apng.CHUNK, apng.PROFILE):
       still = apng.ApngImage(_PIXEL * height * width)
     elif name == b"eXIf":
       _check_chunk(data, at, length)
