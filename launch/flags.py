@@ -68,7 +68,8 @@ class _PrintVersion(argparse.Action):
   def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
     """Prints the version, which is in a module of vit_jax next to this package. This package does not import it."""
     text = pathlib.Path(__file__).parents[1].joinpath("vit_jax/schema/extras.py").read_text()
-    parser.exit(message="".join(re.findall(r'^VERSION = "(.+?)"', text, re.MULTILINE)) + "\n")
+    print(*re.findall(r'^VERSION = "(.+?)"', text, re.MULTILINE))
+    parser.exit()
 
 
 def parse_flags(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

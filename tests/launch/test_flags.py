@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from launch import flags, spec
 from launch.errors import LaunchError
+from vit_jax.schema import extras
 
 QR = ["run", "vit", "--backend=qr", "--tpu=v3-32", "--project=my-project"]
 TRAIN = ["--", "vit_jax.train", "--config=c.py", "--workdir=gs://bkt/a"]
@@ -186,6 +187,12 @@ def test_two_capacities_are_refused():
 def test_misspelt_workdir_flag_has_a_suggestion():
   with pytest.raises(LaunchError, match=r"vit_jax.train has no flag --workdr, did you mean --workdir"):
     build_run(*QR, "--", "vit_jax.train", "--workdr=gs://bkt/a")
+
+
+def test_version_is_that_of_the_package(capsys):
+  with pytest.raises(SystemExit) as end:
+    flags.parse_flags(["--version"])
+  assert end.value.code == 0 and capsys.readouterr().out == f"{extras.VERSION}\n"
 
 
 def test_every_verb_has_help(capsys):
