@@ -1,6 +1,10 @@
 """Packaging. Bounds are the versions that the test suite has run with, up to the next one that may break."""
 
+import pathlib
+import shutil
+
 from setuptools import find_namespace_packages, setup
+from setuptools.command.build import build
 
 TPU = ["jax[tpu]>=0.10.2,<0.12"]  # with the compiler, which plans use and tests too; it needs no TPU
 GCS = ["gcsfs>=2026.9,<2027"]  # runs and data in buckets; with fsspec, aiohttp, requests and google-auth
@@ -27,7 +31,19 @@ TRACKIO = ["trackio>=0.43,<0.50"]
 # The interactive chart of reports, and the scripts of Vega that it contains.
 REPORT = ["altair>=6,<7", "vl-convert-python>=1.9,<2"]
 
+
+class CleanBuild(build):
+  """Builds in an empty folder. Otherwise files of an earlier build, which no longer exist, would get into the wheel."""
+
+  def run(self) -> None:
+    """Removes the folder and builds."""
+    if pathlib.Path(self.build_lib).is_dir():
+      shutil.rmtree(self.build_lib)
+    super().run()
+
+
 setup(
+  cmdclass={"build": CleanBuild},
   # Folders of the repository that an installed package has under other names. `launch` and `configs` are too common.
   packages=[
     *find_namespace_packages(include=["vit_jax", "vit_jax.*"], exclude=["*.__pycache__"]),

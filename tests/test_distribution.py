@@ -42,6 +42,9 @@ def wheel(tmp_path_factory):
   for name in list_files("."):
     (source / name).parent.mkdir(parents=True, exist_ok=True)
     (source / name).write_bytes((ROOT / name).read_bytes())
+  stale = source / "build/lib/vit_jax/removed.py"  # of an earlier build
+  stale.parent.mkdir(parents=True)
+  stale.touch()
   run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", built, "."], source)
   (file,) = built.iterdir()
   return file
@@ -121,6 +124,8 @@ def test_first_cell_of_the_notebook_installs_a_wheel_of_its_folder_once(wheel, t
 
 def test_installed_launcher_lists_runs_and_explains_that_it_sends_a_clone(programs, tmp_path):
   state, launch = {"XDG_STATE_HOME": str(tmp_path / "state")}, programs / "vit-launch"
+  for program in ("vit-jax", "vit-launch"):
+    assert run([programs / program, "--version"], tmp_path) == f"{vit_jax.__version__}\n"
   assert "no machines and no unfinished runs" in run([launch, "ls"], tmp_path, **state)
   assert "see vit-launch ls" in run([launch, "status", "absent"], tmp_path, 2, **state)
   assert "usage: vit-launch run NAME" in run([launch, "run", "--help"], tmp_path, **state)
