@@ -23,7 +23,11 @@ ROUNDS ?= 20
 MODEL ?= ViT-B/16
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
+# A value as one word of a shell.
+quote = '$(subst ','\'',$(1))'
+$(if $(word 2,$(LOCK)),$(error LOCK: expected one file, got '$(LOCK)'. Use a value such as LOCK=requirements/gpu.txt))
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar=on
+NEWEST = $(if $(LOCK),,--upgrade --upgrade-strategy=eager)
 COMPILE = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
   --no-annotate $(UPGRADE)
 
@@ -31,7 +35,7 @@ COMPILE = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
-	$(BIN)/python -m vit_jax.train --config=configs/digits.py --workdir=$(WORKDIR) --config.seed=$(SEED)
+	$(BIN)/python -m vit_jax.train --config=configs/digits.py --workdir=$(call quote,$(WORKDIR)) --config.seed=$(call quote,$(SEED))
 
 compare: $(VENV)/installed
 	$(BIN)/python -m benchmarks.compare --workdir=runs/compare
@@ -64,8 +68,8 @@ notebook: $(VENV)/installed-test
 	$(BIN)/python -m tests.notebook
 
 bench: $(VENV)/installed-bench
-	$(BIN)/python -m benchmarks.digits_step --rounds=$(ROUNDS)
-	$(BIN)/python -m benchmarks.weights --model=$(MODEL)
+	$(BIN)/python -m benchmarks.digits_step --rounds=$(call quote,$(ROUNDS))
+	$(BIN)/python -m benchmarks.weights --model=$(call quote,$(MODEL))
 
 docs: $(VENV)/installed-docs
 	$(BIN)/python -m mkdocs build
@@ -73,8 +77,11 @@ docs: $(VENV)/installed-docs
 docs-serve: $(VENV)/installed-docs
 	$(BIN)/python -m mkdocs serve
 
+# The second command removes the path of this clone.
 sbom: $(VENV)/installed-sbom
 	$(BIN)/cyclonedx-py environment --output-reproducible --output-file sbom.json $(BIN)/python
+	sed 's|"file://[^"]*"|"."|' sbom.json > sbom.json.new
+	mv sbom.json.new sbom.json
 
 # A lock is valid on all systems and Python versions, because its lines have conditions.
 lock:
@@ -88,13 +95,13 @@ lock:
 # A file with the name of the lock, which changes only if another lock is selected.
 $(VENV)/lock: FORCE
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo '$(LOCK)' | cmp -s - $@ || echo '$(LOCK)' > $@
+	@echo $(call quote,$(LOCK)) | cmp -s - $@ || echo $(call quote,$(LOCK)) > $@
 FORCE:
 
 # Packages are installed again when a file with requirements changes. The second pip adds what the lock lacks.
 $(VENV)/installed: setup.py pyproject.toml $(LOCK) $(VENV)/lock
-	$(if $(LOCK),$(PIP) --require-hashes --requirement $(LOCK))
-	$(PIP) --editable .
+	$(if $(LOCK),$(PIP) --require-hashes --requirement $(call quote,$(LOCK)))
+	$(PIP) $(NEWEST) --editable .
 	touch $@
 
 $(VENV)/installed-%: setup.py $(VENV)/installed

@@ -58,4 +58,4 @@ def test_makefile_writes_and_installs_the_locks():
   written = re.findall(r"--output-file requirements/(\w+)\.txt(.*)$", text, re.MULTILINE)
   assert {lock: tuple(extras.replace("--extra", "").split()) for lock, extras in written} == LOCKS
   assert {file.stem for file in (ROOT / "requirements").iterdir()} == LOCKS.keys()
-  assert "\nLOCK ?= requirements/cpu.txt\n" in text and "--require-hashes --requirement $(LOCK)" in text
+  assert "\nLOCK ?= requirements/cpu.txt\n" in text and "--require-hashes --requirement $(call quote,$(LOCK))" in text

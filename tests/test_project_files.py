@@ -3,6 +3,8 @@
 import ast
 import os
 import re
+import shlex
+import subprocess
 
 import pytest
 import yaml
@@ -46,6 +48,28 @@ def test_hooks_run_programs_of_the_environment_on_existing_files():
     assert {"id", "name", "entry", "language"} <= hook.keys() and hook["language"] == "system"
     assert re.fullmatch(r"\.venv/bin/(ruff|python)", program)
     assert [word for word in words if "/" in word and not (ROOT / word).exists()] == []
+
+
+def plan_make(*words):
+  """Returns the commands that make would execute, and its error."""
+  done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True)
+  return done.stdout.splitlines(), done.stderr
+
+
+def test_values_of_make_reach_the_shell_as_one_word():
+  workdir, seed = "my runs/it's;ls", "1; ls `id`"
+  commands, _ = plan_make("digits", f"WORKDIR={workdir}", f"SEED={seed}")
+  assert shlex.split(commands[-1])[-2:] == [f"--workdir={workdir}", f"--config.seed={seed}"]
+  commands, _ = plan_make("bench", "ROUNDS=2 3", "MODEL=$$HOME")
+  assert [shlex.split(command)[-1] for command in commands[-2:]] == ["--rounds=2 3", "--model=$HOME"]
+
+
+def test_make_without_a_lock_upgrades_and_refuses_several_locks():
+  installed = {lock: [line for line in plan_make("digits", "VENV=absent", lock)[0] if "--editable" in line]
+               for lock in ("LOCK=", "LOCK=requirements/gpu.txt")}  # fmt: skip
+  assert ["--upgrade --upgrade-strategy=eager --editable ." in line for (line,) in installed.values()] == [True, False]
+  commands, error = plan_make("digits", "LOCK=requirements/cpu.txt requirements/gpu.txt")
+  assert commands == [] and "LOCK: expected one file, got 'requirements/cpu.txt requirements/gpu.txt'. Use" in error
 
 
 # The fields that the Citation File Format 1.2.0 requires, and the optional ones that are used here.

@@ -135,6 +135,7 @@ def of_docstring(text: str) -> list[str]:
 
 def of_makefile(text: str) -> list[str]:
   """Returns the commands of the recipes, without the folder of the environment."""
+  text = re.sub(r"\$\(call quote,(\$\(\w+\))\)", r"\1", text)
   text = text.replace("\t$(PIP)", f"\t{re.search(r'^PIP := (.*)$', text, re.MULTILINE)[1]}")
   return [
     line.strip().replace("$(BIN)/", "") for line in text.splitlines() if re.match(r"\t\$\(BIN\)/(python|ruff)", line)
