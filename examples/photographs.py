@@ -8,6 +8,7 @@ matplotlib. The script downloads no files. An existing folder is not changed.
 import argparse
 import pathlib
 import sys
+from typing import NoReturn
 
 import matplotlib.cbook
 import numpy as np
@@ -31,7 +32,7 @@ def main(folder: str) -> None:
   """Writes the folder."""
   root = pathlib.Path(folder)
   if root.exists():
-    sys.exit(f"error: {root} already exists. Name another folder, or remove it")
+    raise FileExistsError(f"{root}: already exists. Name another folder, or remove it.")
   for name, pixels in photographs().items():
     rows, columns = pixels.shape[0] // SIDE, pixels.shape[1] // SIDE
     for number in range(min(CROPS, rows * columns)):
@@ -42,7 +43,19 @@ def main(folder: str) -> None:
   print(f"{root}: {len(list(root.rglob('*.jpg')))} photographs of 3 classes")
 
 
+class Parser(argparse.ArgumentParser):
+  """A parser that reports a mistake in one line, and exits with code 2."""
+
+  def error(self, message: str) -> NoReturn:
+    """Prints the message without the usage."""
+    self.exit(2, f"error: {message}. Use: python examples/photographs.py FOLDER\n")
+
+
 if __name__ == "__main__":
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("folder", metavar="FOLDER", help="the folder to write; it must not exist")
-  main(parser.parse_args().folder)
+  try:
+    main(parser.parse_args().folder)
+  except OSError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)

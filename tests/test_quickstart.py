@@ -77,6 +77,21 @@ def test_example_folder_is_that_of_the_script(tmp_path, monkeypatch):
   assert len(expected) == 168 and written == expected
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+  ("words", "message"),
+  [
+    ([], "error: the following arguments are required: FOLDER. Use: python examples/photographs.py FOLDER\n"),
+    (["a", "b"], "error: unrecognized arguments: b. Use: python examples/photographs.py FOLDER\n"),
+    (["."], "error: .: already exists. Name another folder, or remove it.\n"),
+  ],
+)
+def test_script_of_the_example_folder_reports_mistakes_in_one_line(words, message, tmp_path):
+  script = [sys.executable, notebook.ROOT / "examples/photographs.py", *words]
+  done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True)
+  assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
 @pytest.mark.long
 def test_notebook_trains_probes_and_predicts_in_an_empty_folder(tmp_path):
   cells = {cell.id: cell for cell in notebook.execute(tmp_path).cells if cell.cell_type == "code"}
