@@ -226,7 +226,9 @@ def push(
     run = (
       recorded.read_run(place, place.name) if importers.is_workdir(place) and (place / "config.json").exists() else None
     )
-    card = model_card.make_card(address.repository, licence, stored.read(file), sidecar, run)
+    if ema is None and run:
+      ema = (checkpoints.read_description(place) or {}).get("weights") == "average"
+    card = model_card.make_card(address.repository, licence, stored.read(file), sidecar, run, bool(ema))
     files.write_text(file.with_name("README.md"), card)
     if signer:
       signatures.sign(file, signer)

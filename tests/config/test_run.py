@@ -143,3 +143,13 @@ def test_empty_key_is_an_error_at_the_config():
   edited[""] = 3
   with pytest.raises(ConfigError, match=r"^config: unknown key for a Run, value 3\."):
     resolve(edited)
+
+
+@pytest.mark.parametrize("name", ["a|b", "a b", "a/b", "a\nb", "`a`", ""])
+def test_names_of_evaluations_have_no_markup(name):
+  edited = small()
+  edited["evals"] = {name: {"name": "accuracy"}}
+  with pytest.raises(ConfigError, match=r"^config.evals: the name '.*' is invalid. Use letters, digits, '_' and '-'"):
+    resolve(edited)
+  edited["evals"] = {"cifar-100_v1": {"name": "accuracy"}}
+  assert list(resolve(edited).evals) == ["cifar-100_v1"]

@@ -6,7 +6,8 @@ ConfigDict. `resolve` checks it and returns a frozen value.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, overload
 
 import ml_collections
@@ -253,7 +254,9 @@ def resolve(config: Mapping[str, object], kind: type[Run] | type[Measurement] = 
   _check_kind(config, kind)
   with schema.enter_key("config"):
     try:
-      return schema.convert(partial.add_names(config) if kind is Run else config, kind)
+      result = schema.convert(partial.add_names(config) if kind is Run else config, kind)
+      _check_evaluation_names(result.evals)
+      return result
     except schema.UnknownKeyError as error:
       key = error.place.removeprefix("config").removeprefix(".")  # which may be empty
       elsewhere = misplaced.suggest_places(config, key)
@@ -263,6 +266,13 @@ def resolve(config: Mapping[str, object], kind: type[Run] | type[Measurement] = 
       raise ConfigError(f"a placeholder has no value: {error}") from error
     except RecursionError:
       raise ConfigError("a value contains itself or is nested too deeply") from None
+
+
+def _check_evaluation_names(names: Iterable[str]) -> None:
+  """Raises ConfigError for a name of an evaluation that would be ambiguous in names of figures, files and tables."""
+  for name in names:
+    if not re.fullmatch(r"[\w-]+", name):
+      raise ConfigError(f"the name {schema.show(name)} is invalid. Use letters, digits, '_' and '-'", "evals")
 
 
 def _check_kind(config: Mapping[str, object], kind: type) -> None:

@@ -5,7 +5,6 @@ Paths are left out, because they may contain private names.
 """
 
 import json
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +17,21 @@ from vit_jax.schema import ConfigError, show
 from vit_jax.storage import hub_addresses
 
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
-# Changes and arguments of a config that contain a path: by a key, or by the start of a value.
-_PATH = re.compile(
-  r"\b(?:path|from|teacher|labels|root|folder|index)\b[\w.]*['\"]?\s*:|(?:^|[\s'\":,(\[{])(?:/|~|\.{1,2}/|gs://)"
+# Keys of a config whose values may be paths, alone or inside a value.
+_PATH_KEY = re.compile(
+  r"(?<![A-Za-z])(?:paths?|from|teacher|label(?:s|led)|root|dir|folders?|index|classes|files?|manifest)(?![A-Za-z])"
+  r"[\w.]*['\"]?\s*:"
 )
+_ADDRESS = re.compile(r"\bhf:[\w.-]+/[\w.-]+(?:@[\w.:-]+)?")
+_MODEL = re.compile(
+  r"(?<![\w/])(?:R\d*\+|ViT|CCT|CVT|DeiT\d?|EVA\d*|Mixer|DINOv\d|Swin|BiT)[\w-]*/\d+(?:x\d+)?(?![\w/])"
+)
+# Parts of paths on POSIX and Windows, and file names.
+_PATH = re.compile(
+  r"[/\\]|\.(?:txt|csv|jsonl?|npz|npy|safetensors|pth?|bin|tar|zip|gz|parquet|tfrecords?|png|jpe?g|ya?ml|toml|log)\b",
+  re.IGNORECASE,
+)
+_MARKUP = re.compile(r"[\\`|<>\[\]*#&]")
 
 
 def check_licence(licence: str | None) -> str:
@@ -35,9 +45,9 @@ def check_licence(licence: str | None) -> str:
   """
   advice = "Write the name of a licence on the Hub, such as apache-2.0, cc-by-4.0 or other"
   if licence is None:
-    raise ConfigError(f"licence: missing. An upload requires a licence. {advice}")
+    raise ConfigError(f"--licence: missing. An upload requires a licence. {advice}")
   if not _LICENCE.fullmatch(licence):
-    raise ConfigError(f"licence: {show(licence)} is not a name. {advice}")
+    raise ConfigError(f"--licence: {show(licence)} is not a name. {advice}")
   return licence
 
 
@@ -47,6 +57,7 @@ def make_card(
   use: StoredWeights,
   sidecar: Mapping[str, Any],
   run: RecordedRun | None = None,
+  averaged: bool = False,
 ) -> str:
   """Returns the text of a model card.
 
@@ -56,6 +67,7 @@ def make_card(
     use: the uploaded weights.
     sidecar: content of the uploaded config.json, or {} without this file.
     run: the run that trained the weights, or None for weights of a file.
+    averaged: whether the uploaded weights are the moving average of the run.
   """
   description = use.description
   library, loading = _describe_loading(repository, sidecar)
@@ -72,7 +84,7 @@ def make_card(
   chapters = [
     f"# {repository.partition('/')[2]}",
     f"Model: {description}. Images: {size} px, RGB, {normalisation} for pixels of 0 to 1.",
-    *(_make_run_chapters(run) if run else []),
+    *(_make_run_chapters(run, averaged) if run else []),
     loading,
     f"## Licence\n\n{licence}",
   ]
@@ -80,21 +92,21 @@ def make_card(
   return f"---\n{front}\n---\n\n" + "\n\n".join(chapters) + "\n"
 
 
-def _make_run_chapters(run: RecordedRun) -> list[str]:
+def _make_run_chapters(run: RecordedRun, averaged: bool) -> list[str]:
   """Returns the chapters about the results and the training of a run."""
   intervals = compute_figure_intervals(run.figures)
   rows = [
-    f"| {name} | {_format_figure(name, value)} | {_format_interval(name, intervals.get(name))} |"
+    f"| {_escape(label)} | {_format_figure(name, value)} | {_format_interval(name, intervals.get(name))} |"
     for name, value in run.figures.items()
-    if not name.endswith(("images", "_std"))
+    if (label := _select_figure(name, averaged)) and not name.endswith(("images", "_std"))
   ]
   state = "" if run.result else f"The run has not finished: the weights are those of step {run.steps:,}.\n\n"
+  state += "The weights are the moving average of the trained weights.\n\n" if averaged else ""
   results = f"## Results\n\n{state}" + "\n".join(["| figure | value | 95 % interval |", "|---|---|---|", *rows])
   chapters = [f"{results}\n\n{METHODS}"] if rows else []
   config = run.run
-  file, colon, argument = str(run.recipe.get("config", "unknown")).partition(":")
   facts = {
-    "recipe": pathlib.PurePath(file).name + ("" if _PATH.search(argument) else f"{colon}{argument}"),
+    "recipe": _describe_recipe(str(run.recipe.get("config", "unknown"))),
     "data": config.data.name + (f", {run.records:,} training images" if run.records else ""),
     "task": config.task.name,
     "length": f"{config.total} with batch {config.batch}",
@@ -103,17 +115,50 @@ def _make_run_chapters(run: RecordedRun) -> list[str]:
   }
   if config.init.from_:
     facts["initial weights"] = config.init.from_ if hub_addresses.is_address(config.init.from_) else "a file"
-  about = str(run.recipe.get("about") or "").partition("\n")[0]
-  changes = _select_changes(run.recipe.get("changes", ()))
-  lines = ["## Training", about, "\n".join(f"- {key}: {value}" for key, value in facts.items())]
-  if changes:
+  about = str(run.recipe.get("about") or "").strip().partition("\n")[0]
+  lines = ["## Training", "" if _contains_path(about) else _escape(about)]
+  lines.append("\n".join(f"- {key}: {_escape(value)}" for key, value in facts.items()))
+  if changes := _select_changes(run.recipe.get("changes")):
     lines.append("Changes of the recipe:\n\n" + "\n".join(f"    {change}" for change in changes))
   return [*chapters, "\n\n".join(line for line in lines if line)]
 
 
-def _select_changes(changes: Sequence[str]) -> list[str]:
+def _select_figure(name: str, averaged: bool) -> str:
+  """Returns the name of a figure in the card, or "" for a figure of the other weights.
+
+  Figures of the moving average have names such as "val/ema_top1".
+  """
+  evaluation, slash, metric = name.rpartition("/")
+  if metric.startswith("ema_") != averaged:
+    return ""
+  return f"{evaluation}{slash}{metric.removeprefix('ema_')}"
+
+
+def _describe_recipe(text: str) -> str:
+  """Returns the file name of a recipe with its argument, without the folder and without an argument with a path."""
+  named = re.match(r"(.*?\.py|[^:]*)(?::(.*))?$", text, re.DOTALL)
+  file, argument = (named[1], named[2]) if named else ("", None)
+  name = re.split(r"[/\\]", file)[-1]
+  return name if argument is None or _contains_path(argument) else f"{name}:{argument}"
+
+
+def _select_changes(changes: object) -> list[str]:
   """Returns the changes of a recipe without those that contain paths."""
-  return [" ".join(change.split()) for change in changes if not _PATH.search(change)]
+  return [
+    " ".join(change.split())
+    for change in (changes if isinstance(changes, list) else ())
+    if isinstance(change, str) and not _PATH_KEY.search(change) and not _contains_path(change)
+  ]
+
+
+def _contains_path(text: str) -> bool:
+  """Returns whether a text may contain a path. Names of models and addresses on the Hub are no paths."""
+  return bool(_PATH.search(_MODEL.sub("", _ADDRESS.sub("", text))))
+
+
+def _escape(text: str) -> str:
+  """Returns a text in one line, without characters that Markdown interprets."""
+  return _MARKUP.sub(lambda found: f"\\{found[0]}", " ".join(text.split()))
 
 
 def _describe_loading(repository: str, sidecar: Mapping[str, Any]) -> tuple[str, str]:
