@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from launch import spec
+from tests.documentation import checks, extraction
 from tests.launch import launches
 from tests.runs import ROOT
 
@@ -140,3 +141,13 @@ def test_documented_commands_build_the_stages_and_name_the_image_by_digest():
   assert image == tag.replace("$P", "my-project")
   run = launches.run("gke", image=f"{image}@sha256:{64 * '0'}")
   assert spec.loads(run.dumps()) == run
+
+
+def test_documented_container_trains_in_the_mounted_folders():
+  commands = extraction.of_markdown((ROOT / "docs/guides/gke.md").read_text())
+  (command,) = [text for text in commands if text.startswith("docker run ")]
+  container, program = command.split(" vit-jax ")
+  checks.resolve(f"vit-jax {program}")
+  mounted = re.findall(r"--volume=\S+?:(/\w+)", container)
+  named = [word.partition("=")[2] for word in shlex.split(program) if "=/" in word]
+  assert len(named) == 2 and {f"/{path.split('/')[1]}" for path in named} == {*mounted}
