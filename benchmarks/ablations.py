@@ -15,7 +15,6 @@ cover the noise between seeds: Student's t for means and Welch's t for differenc
 decided".
 """
 
-import argparse
 import json
 import math
 import pathlib
@@ -80,7 +79,8 @@ def main() -> None:
   """Trains the settings of the ablations and writes tables and verdicts."""
   parser = cli.Parser("benchmarks.ablations", __doc__)
   parser.add_argument("--workdir", type=cli.parse_workdir, help="default: runs/ablations, or runs/ablations-quick")
-  parser.add_argument("--only", type=parse_names, default=list(ABLATIONS), help="names of ablations; default: all")
+  names = cli.make_names_parser("ablation", ABLATIONS)
+  parser.add_argument("--only", type=names, default=list(ABLATIONS), help="names of ablations; default: all")
   parser.add_argument(
     "--seeds",
     type=cli.make_number_parser(SEEDS),
@@ -108,18 +108,6 @@ def main() -> None:
     files.write_text(workdir / "ablations.json", json.dumps(records, indent=2, default=str) + "\n")
     print(f"\n{sections[-1]}\n", flush=True)
   print(f"{time.perf_counter() - began:.0f} s; {workdir}/ablations.md, ablations.json", flush=True)
-
-
-def parse_names(text: str) -> list[str]:
-  """Parses names of ablations that are separated by commas, as a `type` of argparse.
-
-  Raises:
-    argparse.ArgumentTypeError: a name is unknown.
-  """
-  for name in text.split(","):
-    if name not in ABLATIONS:
-      raise argparse.ArgumentTypeError(f"unknown ablation {name!r}.{schema.suggest_nearest(name, ABLATIONS)}")
-  return list(dict.fromkeys(text.split(",")))
 
 
 def select_first_claim(ablation: Ablation) -> Ablation:

@@ -11,7 +11,6 @@ verdict is "equal" if the interval of the difference is within 1 point of 0, "di
 otherwise "not decided".
 """
 
-import argparse
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,8 @@ def main() -> None:
   """Trains with both products and writes the table."""
   parser = cli.Parser("benchmarks.int8", __doc__)
   parser.add_argument("--workdir", type=cli.parse_workdir, help="default: runs/int8, or runs/int8-quick")
-  parser.add_argument("--data", type=parse_data, default=["digits"], help="digits, glyphs or both; default: digits")
+  names = cli.make_names_parser("dataset", DATA)
+  parser.add_argument("--data", type=names, default=["digits"], help="digits, glyphs or both; default: digits")
   parser.add_argument("--total", help="length of each run, such as 10ep; default: as in the config")
   parser.add_argument("--seeds", type=cli.make_number_parser(SEEDS), help="number of seeds; default: 5")
   parser.add_argument("--quick", action="store_true", help="check the command; the figures are meaningless")
@@ -53,18 +53,6 @@ def main() -> None:
     files.write_text(workdir / "int8.md", results.format_markdown(table) + "\n")
     files.write_text(workdir / "int8.json", json.dumps(record, indent=2) + "\n")
   print(results.format_markdown(table), flush=True)
-
-
-def parse_data(text: str) -> list[str]:
-  """Parses names of datasets that are separated by commas, as a `type` of argparse.
-
-  Raises:
-    argparse.ArgumentTypeError: a name is unknown.
-  """
-  for name in text.split(","):
-    if name not in DATA:
-      raise argparse.ArgumentTypeError(f"unknown dataset {name!r}.{schema.suggest_nearest(name, DATA)}")
-  return list(dict.fromkeys(text.split(",")))
 
 
 def measure_accuracies(

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from vit_jax import cli, config
+from vit_jax.models import vit_choices
 from vit_jax.planning import estimate
 from vit_jax.storage import files
 from vit_jax.training import build
@@ -49,7 +50,8 @@ def main() -> None:
   """Prints a line for each program, and the ratios."""
   parser = cli.Parser("benchmarks.modern_block", __doc__)
   parser.add_argument("--topology", type=cli.parse_slices, default="v3-32,v5e-64", help="slices, separated by commas")
-  parser.add_argument("--attention", default="fused,xla", help="fused, xla or both, separated by a comma")
+  names = cli.make_names_parser("implementation of attention", vit_choices.ATTENTION)
+  parser.add_argument("--attention", type=names, default="fused,xla", help="implementations, separated by commas")
   parser.add_argument("--images", type=int, default=32, help="number of images per core")
   parser.add_argument("--json", type=cli.parse_path, metavar="FILE")
   args = parser.parse_args()
@@ -58,7 +60,7 @@ def main() -> None:
     for slice_ in args.topology:
       name = slice_.rented
       images = args.images * len(estimate.make_topology_devices(slice_))
-      for attention in args.attention.split(","):
+      for attention in args.attention:
         seconds = {}
         for model, arguments in MODELS.items():
           plan = estimate.make_plan(make_run(images, attention=attention, **arguments), slice_, schedules)

@@ -15,12 +15,14 @@ import argparse
 import itertools
 import json
 import pathlib
+import typing
 from typing import Any
 
 import jax
 
 from benchmarks import big_vision
 from vit_jax import cli, config
+from vit_jax.models import int8, vit_choices
 from vit_jax.planning import estimate, hlo
 from vit_jax.storage import files
 from vit_jax.training import build
@@ -105,8 +107,10 @@ def main() -> None:
   parser = cli.Parser("benchmarks.tpu_step", __doc__)
   parser.add_argument("--models", default="B/16,L/16", help="sizes and patches, separated by commas")
   parser.add_argument("--topology", type=cli.parse_slices, default="v3:4x4", help="a slice")
-  parser.add_argument("--attention", default="xla,fused", help="implementations, separated by commas")
-  parser.add_argument("--matmul", default="default", help="default, int8 or both, separated by a comma")
+  names = cli.make_names_parser("implementation of attention", vit_choices.ATTENTION)
+  parser.add_argument("--attention", type=names, default="xla,fused", help="implementations, separated by commas")
+  names = cli.make_names_parser("product", typing.get_args(int8.Matmul))
+  parser.add_argument("--matmul", type=names, default="default", help="default, int8 or both, separated by a comma")
   parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices")
   parser.add_argument("--images", type=int, default=32, help="on a device")
   parser.add_argument("--scan", action="store_true", help="one compiled layer")
@@ -115,12 +119,12 @@ def main() -> None:
   args = parser.parse_args()
   rows = []
   with estimate.use_tpu_compiler(kernels="fused" in args.attention) as schedules:
-    for model in args.models.split(","):
+    for model in args.models.split(","):  # any size of a patch is allowed
       compared = model in big_vision.SIZES and (args.images, args.scan) == (32, False)
       peer = measure_peer(model, args) if compared else None
       if peer:
         print(f"{model:<6}big_vision                {peer * 1e3:7.1f} ms a step", flush=True)
-      for attention, matmul in itertools.product(args.attention.split(","), args.matmul.split(",")):
+      for attention, matmul in itertools.product(args.attention, args.matmul):
         row = measure_ours(model, attention, matmul, args, schedules)
         ratio = row["step_seconds"] / peer if peer and not row["problem"] else None
         rows.append(row | {"big_vision_seconds": peer, "ratio_to_big_vision": ratio})

@@ -78,8 +78,19 @@ def test_ctrl_c_prints_one_line(name, monkeypatch, capsys):
     ("gpu_step", ["--models=Q/16"], "'Q'"),
     ("shuffle", ["--jsn=a"], "unrecognized arguments: --jsn=a"),
     ("modern_block", ["--topology=v9-8"], "v9-8"),
+    ("modern_block", ["--attention=fusd,xla"], "--attention: unknown implementation of attention 'fusd'. Did you mean"),
     ("muon", ["--topology=v9-8"], "v9-8"),
     ("tpu_step", ["--topology=v9-8"], "v9-8"),
+    (
+      "tpu_step",
+      ["--attention=xla,fusd"],
+      "--attention: unknown implementation of attention 'fusd'. Did you",
+    ),
+    (
+      "tpu_step",
+      ["--matmul=default,in8"],
+      "--matmul: unknown product 'in8'. Did you mean 'int8'? Allowed: def",
+    ),
     ("scanned_layers", ["--topology=v3-32,v9-8"], "v9-8"),
   ],
 )

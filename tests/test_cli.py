@@ -146,6 +146,18 @@ def test_numeric_flags_are_checked_by_the_schema(parser):
       parser.parse([*words, f"--share={text}"])
 
 
+def test_lists_of_names_are_checked_and_each_name_occurs_once(parser):
+  parser.add_argument(
+    "--sets", type=cli.make_names_parser("dataset", {"digits": 1, "glyphs": 2}), default="digits,glyphs"
+  )
+  words = ["--config=a", "--workdir=b"]
+  assert parser.parse(words).sets == ["digits", "glyphs"]
+  assert parser.parse([*words, "--sets=glyphs,digits,glyphs"]).sets == ["glyphs", "digits"]
+  message = "--sets: unknown dataset 'glyph'. Did you mean 'glyphs'? Allowed: digits, glyphs."
+  with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+    parser.parse([*words, "--sets=digits,glyph"])
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_every_verb_describes_it(verb, capsys):
   module = importlib.import_module(f"vit_jax.{verb}")

@@ -272,6 +272,26 @@ def make_number_parser(kind: object) -> Callable[[str], Any]:
   return parse
 
 
+def make_names_parser(noun: str, allowed: Collection[str]) -> Callable[[str], list[str]]:
+  """Returns a `type` of argparse that parses names separated by commas, such as "xla,fused".
+
+  The parser returns the names in their order, each once. For an unknown name, it raises argparse.ArgumentTypeError with
+  the nearest allowed name.
+
+  Args:
+    noun: the noun for a name in messages, such as "dataset".
+    allowed: the allowed names.
+  """
+
+  def parse(text: str) -> list[str]:
+    for name in text.split(","):
+      if name not in allowed:
+        raise argparse.ArgumentTypeError(f"unknown {noun} {name!r}.{schema.suggest_nearest(name, allowed)}")
+    return list(dict.fromkeys(text.split(",")))
+
+  return parse
+
+
 def parse_slices(text: str) -> list[hardware.Slice]:
   """Parses names of TPU slices, as a `type` of argparse.
 
