@@ -290,7 +290,7 @@ def read_config(run: Run, root: pathlib.Path) -> tuple[str | None, list[Finding]
   if run.module != PLANNED:
     return path, []
   if not find_flag_value(run.args, "--config"):
-    return path, [Finding("refuse", f"--config: missing; {PLANNED} needs one, as --config=configs/digits.py")]
+    return path, [Finding("refuse", f"--config: missing; {PLANNED} needs one, as --config=digits")]
   if missing := _explain_missing(NEEDED[:-1]):
     return path, [Finding("warn", f"the config cannot be read, because {missing}")]
   places: list[str] = []
@@ -339,7 +339,7 @@ def _compile_plan(run: Run, root: pathlib.Path, price: float | None, host_rate: 
 def _explain_missing(names: Sequence[str]) -> str:
   """Returns a message with missing Python packages and the command that installs them, or ""."""
   missing = [name for name in names if importlib.util.find_spec(name) is None]
-  return f"this Python lacks {', '.join(missing)}: pip install -e '.[tpu]'" if missing else ""
+  return f"this Python lacks {', '.join(missing)}: {errors.INSTALL.format('tpu')}" if missing else ""
 
 
 def _run_program(words: Sequence[str], root: pathlib.Path, what: str) -> str:

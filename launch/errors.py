@@ -28,6 +28,8 @@ V = TypeVar("V")
 
 # The command of this package: in a clone, and of an installed package, which has another name.
 COMMAND = "python -m launch" if __package__ == "launch" else "vit-launch"
+# The command that installs an extra of vit_jax, in the same two cases.
+INSTALL = "pip install -e '.[{}]'" if __package__ == "launch" else "pip install 'vit-jax-framework[{}]'"
 _WRITTEN = re.compile(r"\bpython -m launch(?![\w.])")  # the command in messages
 
 DONE = 0

@@ -89,7 +89,8 @@ def sweep(run: Run, args: argparse.Namespace, command: Callable[[Run], list[str]
   missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
   if missing:
     raise LaunchError(
-      f"sweep: this Python lacks {', '.join(missing)}, which the list of trials requires: pip install -e '.[gcs]'"
+      f"sweep: this Python lacks {', '.join(missing)}, which the list of trials requires: "
+      f"{errors.INSTALL.format('gcs')}"
     )
   failed: list[TrialRun] = []
   retried: set[str] = set()

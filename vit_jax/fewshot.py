@@ -1,9 +1,9 @@
-"""Evaluates frozen features by probes: python -m vit_jax.fewshot --config=configs/fewshot.py --weights=PATH
+"""Evaluates frozen features by probes: python -m vit_jax.fewshot --config=fewshot --weights=PATH
 
 PATH is any weight file that `vit_jax.convert` reads, or a workdir. Only the probes are trained. The table contains the
 mean top-1 and its standard deviation over the seeds that draw the images. Features are cached under a hash of weights,
 preparation and images. If shots, seeds or probes change, only features that are not cached are computed.
-configs/probes.py has probes on whole splits (nearest neighbours and linear), and the dense probe, which classifies each
+The recipe probes has probes on whole splits (nearest neighbours and linear), and the dense probe, which classifies each
 pixel.
 
 --json=FILE writes every draw with its figure and the names of the drawn images, and the IoU of each class for a dense

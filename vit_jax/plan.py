@@ -1,7 +1,7 @@
-"""Plans a run on TPUs that are not attached: python -m vit_jax.plan --config=configs/vit_i21k.py:L/16 --topology=v3-32
+"""Plans a run on TPUs that are not attached: python -m vit_jax.plan --config=vit_i21k:L/16 --topology=v3-32
 
-The command compiles the train step of the config with the TPU compiler (pip install -e '.[tpu]'). No TPU is needed. For
-each slice it reports whether the run fits, the time of a step and its bottleneck, and the requirements of the whole
+The command compiles the train step of the config with the TPU compiler (the extra tpu). No TPU is needed. For each
+slice it reports whether the run fits, the time of a step and its bottleneck, and the requirements of the whole
 run. The data of a dataset by name need not be present, because the catalog contains the number of images. Image
 folders and other files of your own must be present. `--search` tries meshes, rematerialisation, micro-batches and fused
 attention, and lists the best combinations of hours and memory. During compilation, a line on standard error reports

@@ -7,7 +7,7 @@ The first command writes a dataset of the catalog, or of any TFDS builder. The s
 from any data that a reader supports: docs/guides/your-data.md. Both write array_record datasets of TFDS, on a disk or
 in a bucket. After a kill, the same command continues.
 
-    python -m vit_jax.prepare --show=configs/digits.py [--config.KEY=VALUE] [--out=show.png]
+    python -m vit_jax.prepare --show=digits [--config.KEY=VALUE] [--out=show.png]
 
 draws a contact sheet and writes no dataset. The sheet shows images of a run's first batch as the model will see them,
 the classes, and outliers.

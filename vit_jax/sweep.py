@@ -2,7 +2,7 @@
 
 A config defines its trials by `sweep()`. The command line is:
 
-    python -m vit_jax.sweep --config=configs/finetune.py:cifar100 --workdir=runs/sweep \\
+    python -m vit_jax.sweep --config=finetune:cifar100 --workdir=runs/sweep \\
         --config.init.from=B_16.npz [--parallel=N]
 
 Each trial runs as `vit_jax.train`. With --parallel, several trials run at the same time on disjoint devices. Trials

@@ -1,4 +1,4 @@
-"""Trains a model: python -m vit_jax.train --config=configs/digits.py --workdir=runs/digits [--config.optim.lr=1e-3]
+"""Trains a model: python -m vit_jax.train --config=digits --workdir=runs/digits [--config.optim.lr=1e-3]
 
 The same command continues a run that was stopped or killed, with bit-identical results. `runtime.EXITS` lists the exit
 codes: 0 finished, 2 user error, 42 stopped on request (run the command again), 44 loss not finite, ...

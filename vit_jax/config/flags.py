@@ -33,14 +33,14 @@ def load_module(path: str) -> tuple[types.ModuleType, str]:
   if not file.is_file():
     raise ConfigError(_explain_missing_file(path))
   if file.suffix != ".py":
-    raise ConfigError(f"--config: {path!r} is not a Python file. A config ends in .py, such as configs/digits.py")
+    raise ConfigError(f"--config: {path!r} is not a Python file. A config ends in .py, such as {find_example()}")
   if not _may_define(file, "get_config"):
     raise ConfigError(
-      f"--config: {path} does not define get_config(), so it was not run as a config. See configs/digits.py"
+      f"--config: {path} does not define get_config(), so it was not run as a config. See {find_example()}"
     )
   loaded = extensions.run_file(file)
   if not callable(getattr(loaded, "get_config", None)):
-    raise ConfigError(f"--config: {path} does not define get_config(). See configs/digits.py")
+    raise ConfigError(f"--config: {path} does not define get_config(). See {find_example()}")
   return loaded, argument
 
 
@@ -89,6 +89,12 @@ def list_recipes() -> dict[str, pathlib.Path]:
   folder = next((folder for folder in folders if (folder / "digits.py").is_file()), None)
   files = sorted(folder.rglob("*.py")) if folder else []
   return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files if folder}
+
+
+def find_example() -> str:
+  """Returns the path of a recipe for messages. It is relative if the recipe is below the current directory."""
+  file, here = list_recipes()["digits"], pathlib.Path.cwd()
+  return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
 def _explain_missing_file(path: str) -> str:

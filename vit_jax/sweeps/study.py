@@ -257,7 +257,7 @@ def load_sweep(path: str) -> Sweep:
   if not callable(getattr(module, "sweep", None)):
     raise ConfigError(
       f"--config: {path} defines no sweep(). Run it once with python -m {_find_command(path, module, argument)}, or "
-      "define sweep(), see configs/digits.py"
+      f"define sweep(), see {flags.find_example()}"
     )
   takes = bool(inspect.signature(module.sweep).parameters)
   sweep = extensions.call_function(path, module.sweep, *([argument] if argument and takes else []))
