@@ -126,13 +126,13 @@ def main(words: Sequence[str] | None = None) -> None:
   print_result(result)
   print_line(f"\n  figures   {workdir / 'result.json'}")
   print_line(f"  curves    tensorboard {schema.texts.format_flag('logdir', workdir / 'tensorboard')}")
-  tracking.finish()
   print_line(f"  next      {suggest_next_command(run, workdir)}")
   if jax.process_index() == 0 and not arguments.no_report:
     from vit_jax.reports import report  # drawing libraries are slow to import
 
     if result != before or not (workdir / report.NAME).exists():
       report.make_final_report(workdir)
+  tracking.finish()
 
 
 def print_result(result: Mapping[str, Any]) -> None:

@@ -6,6 +6,8 @@ import re
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -88,7 +90,7 @@ READ = {"wandb": wandb_rows, "mlflow": mlflow_rows, "trackio": trackio_rows}
 
 
 ADVICE = {
-  "wandb": "upload with: wandb sync",
+  "wandb": "/wandb/offline-run-*-",  # the command uploads the folders of all exports
   "mlflow": "install the package mlflow, then run mlflow ui --backend-store-uri=sqlite:///",
   "trackio": "View it with: trackio show --project=vit_jax",
 }
@@ -244,6 +246,61 @@ assert run.info.status == "FINISHED" and run.data.params["evals.a_2a_b.name"] ==
 rows = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
 print(json.dumps({name: [(row.step, row.value) for row in history] for name, history in rows.items()}))
 """
+
+
+def test_concurrent_exports_send_each_line_once(tmp_path, monkeypatch):
+  monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
+  write(tmp_path, 5)
+  both, sent = threading.Barrier(2), []
+
+  def send(what):
+    time.sleep(0.2)  # the other export reads exports.json meanwhile, unless it waits
+    sent.extend(step for step, _ in what.rows)
+    return "there"
+
+  def export():
+    both.wait()
+    trackers.export_metrics(tmp_path, "trackio", folder=tmp_path)
+
+  monkeypatch.setitem(trackers.TRACKERS, "trackio", send)
+  threads = [threading.Thread(target=export) for _ in range(2)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert sent == [1, 2, 3, 3, 4, 5]
+
+
+def refuse_connection():
+  try:
+    raise ConnectionRefusedError(111, "Connection refused")
+  except ConnectionRefusedError as cause:
+    raise sqlite3.DatabaseError(f"Max retries exceeded with url: /api {'x' * 500} (Caused by {cause!r})") from cause
+
+
+def time_out():
+  raise TimeoutError("timed out")
+
+
+def answer_with_a_page():
+  raise sqlite3.DatabaseError("\n404 at https://me:secret@host/a " + "page " * 100 + "\nmore")
+
+
+@pytest.mark.parametrize(
+  ("fail", "reason"),
+  [
+    (refuse_connection, "Connection refused"),
+    (time_out, "timed out"),
+    (answer_with_a_page, f"404 at https://host/a {'page ' * 100}"[:160]),
+  ],
+)
+def test_reason_of_a_tracker_is_short(tmp_path, monkeypatch, fail, reason):
+  monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name)
+  write(tmp_path, 3)
+  monkeypatch.setitem(trackers.TRACKERS, "trackio", lambda what: fail())
+  with pytest.raises(ConfigError) as error:
+    trackers.export_metrics(tmp_path, "trackio", folder=tmp_path)
+  assert str(error.value) == f"{tmp_path}: trackio rejected the metrics: {reason}. {trackers.ADVICE}"
 
 
 def test_exception_of_a_tracker_is_reported_in_one_line(tmp_path, monkeypatch):

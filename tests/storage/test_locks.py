@@ -61,3 +61,19 @@ def test_file_is_replaced_while_no_other_process_holds_the_folder_lock(tmp_path)
     partial.write_text("new")
   thread.join()
   assert inside.is_set() and (tmp_path / "a").read_text() == "new"
+
+
+def test_blocks_with_the_same_lock_file_wait_for_each_other(tmp_path):
+  inside = threading.Event()
+
+  def other():
+    with locks.lock_file(tmp_path / "a.lock"):
+      inside.set()
+
+  thread = threading.Thread(target=other)
+  with locks.lock_file(tmp_path / "a.lock"):
+    thread.start()
+    assert not inside.wait(0.2)
+    files.write_text(tmp_path / "b", "new")  # the lock of the folder is free
+  thread.join()
+  assert inside.is_set() and (tmp_path / "a.lock").exists()

@@ -1,7 +1,8 @@
 """Export of a run's metrics to an experiment tracker: W&B, MLflow or Trackio.
 
 Without a key or an address, the trackers work offline. The file `exports.json` in the workdir records what was sent. A
-later call therefore sends only new lines, even if the run has continued or has restarted from a checkpoint.
+later call therefore sends only new lines, even if the run has continued or has restarted from a checkpoint. Of two
+calls at the same time on a machine, one waits for the other.
 """
 
 import contextlib
@@ -19,17 +20,19 @@ from typing import Any, Literal, NamedTuple
 
 from vit_jax.evals import selection
 from vit_jax.schema import ConfigError, extras, format_amount, show, suggest_nearest, texts
-from vit_jax.storage import files, paths
+from vit_jax.storage import files, locks, paths
 
 NOTES = "exports.json"
 BATCH = 500  # metrics per request to MLflow, which allows 1,000
 LAST = 2**63 - 1  # largest step that databases can store
 _PROJECT = re.compile(r"(?=.*[^\W_])[\w. -]{1,100}")  # names that all trackers accept
 _ID = re.compile(r"[0-9a-f]{16}")  # result of `_make_identifier`
-_ERRORS = {  # {module: class} of exceptions of the trackers and their databases
-  "wandb": {"wandb.errors": "Error"},
+ADVICE = "The tracker's run may already contain some of the lines. Fix the problem and run the same command again"
+REASON = 160  # characters of a tracker's reason in an error
+_ERRORS = {  # {module: class} of exceptions of the trackers, their databases and their connections
+  "wandb": {"wandb.errors": "Error", "requests.exceptions": "RequestException"},
   "mlflow": {"mlflow.exceptions": "MlflowException", "sqlalchemy.exc": "SQLAlchemyError"},
-  "trackio": {"trackio.exceptions": "TrackioAPIError", "sqlite3": "Error"},
+  "trackio": {"trackio.exceptions": "TrackioAPIError", "sqlite3": "Error", "httpx": "HTTPError"},
 }
 
 
@@ -76,18 +79,35 @@ def export_metrics(workdir: pathlib.Path, to: str, project: str = "vit_jax", fol
     allowed = "1 to 100 letters, digits, '-', '_', '.' and spaces, with a letter or digit among them"
     raise ConfigError(f"--project is {show(project)}. Allowed: {allowed}")
   check_installed(to)
-  config, lines = files.read_json(workdir / "config.json"), list(read_rows(workdir))
-  if config is None or not lines:
+  config = files.read_json(workdir / "config.json")
+  if config is None or not has_exportable_rows(workdir):
     raise ConfigError(f"{workdir} contains no run with metrics (config.json, metrics.jsonl)")
-  notes = _read_notes(workdir / NOTES)
-  note = notes.get(to) or {"id": _make_identifier(workdir, config), "step": -1, "rows": 0}
-  fresh = _select_later_lines(lines, note["step"], note["rows"])
-  if not fresh:
-    return f"{workdir}: {to} already contains all {format_amount(len(lines), 'line')}"
   folder = folder or (
     files.get_local_cache_directory("trackers") if paths.in_bucket(workdir) else workdir.absolute().parent
   )
   folder.mkdir(parents=True, exist_ok=True)
+  with locks.lock_file(_choose_lock_file(workdir)):
+    return _export_later_lines(workdir, to, project, folder, config)
+
+
+def _choose_lock_file(workdir: pathlib.Path) -> pathlib.Path:
+  """Returns the file that exports of a workdir lock. The lock of the workdir itself is needed to write exports.json."""
+  if not paths.in_bucket(workdir):
+    return workdir / "exports.lock"
+  folder = files.get_local_cache_directory("trackers")
+  folder.mkdir(parents=True, exist_ok=True)
+  return folder / f"{hashlib.sha256(str(workdir).encode()).hexdigest()[:16]}.lock"
+
+
+def _export_later_lines(
+  workdir: pathlib.Path, to: str, project: str, folder: pathlib.Path, config: dict[str, Any]
+) -> str:
+  """Sends the lines that a tracker does not have yet, and records them. Only one export may do this at a time."""
+  lines, notes = list(read_rows(workdir)), _read_notes(workdir / NOTES)
+  note = notes.get(to) or {"id": _make_identifier(workdir, config), "step": -1, "rows": 0}
+  fresh = _select_later_lines(lines, note["step"], note["rows"])
+  if not fresh:
+    return f"{workdir}: {to} already contains all {format_amount(len(lines), 'line')}"
   name = f"{workdir.name}-{note['id'][:6]}"
   written = int((workdir / "metrics.jsonl").stat().st_mtime * 1000) if not paths.in_bucket(workdir) else 0
   with _convert_errors(to, workdir):
@@ -149,19 +169,30 @@ def _read_notes(file: pathlib.Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _convert_errors(to: str, workdir: pathlib.Path) -> Iterator[None]:
-  """Converts a tracker's exception to ConfigError with its first line."""
+  """Converts a tracker's exception to ConfigError with one short line."""
   try:
     yield
   except _list_exception_classes(to) as error:
-    reason = texts.hide_passwords((str(error).strip() or type(error).__name__).splitlines()[0])
-    advice = "The tracker's run may already contain some of the lines. Fix the problem and run the same command again"
-    raise ConfigError(f"{workdir}: {to} rejected the metrics: {reason}. {advice}") from error
+    raise ConfigError(f"{workdir}: {to} rejected the metrics: {_find_reason(error)}. {ADVICE}") from error
+
+
+def _find_reason(error: BaseException) -> str:
+  """Returns the reason of the system that caused an exception, or else the first line of the exception."""
+  cause: BaseException | None = error
+  found = str(error)
+  while cause is not None:
+    if isinstance(cause, OSError) and type(cause).__module__ in ("builtins", "socket", "ssl"):
+      found = cause.strerror or str(cause)
+    cause = cause.__cause__ or cause.__context__
+  line = (found.strip() or type(error).__name__).splitlines()[0]
+  return texts.hide_passwords(line)[:REASON].rstrip(" .")
 
 
 def _list_exception_classes(to: str) -> tuple[type[Exception], ...]:
-  """Returns the exception classes of a tracker. A module that is not imported cannot have raised one."""
+  """Returns the exception classes of a tracker and the network. A module that is not imported raises none."""
   errors = _ERRORS.get(to, {})
-  return tuple(getattr(sys.modules[module], name) for module, name in errors.items() if module in sys.modules)
+  found = (getattr(sys.modules[module], name) for module, name in errors.items() if module in sys.modules)
+  return (ConnectionError, TimeoutError, *found)
 
 
 def _select_later_lines(lines: Sequence[Any], step: int, count: int) -> list[Any]:
@@ -207,8 +238,9 @@ def _send_to_wandb(what: Export) -> str:
     for step, figures in what.rows:
       run.log(figures, step=step)
   if (chosen or default) == "offline":
-    upload = shlex.join(["wandb", "sync", str(pathlib.Path(run.dir).parent)])
-    return f"{what.folder / 'wandb'}, offline; upload with: {upload}"
+    # Each export writes a folder of its own. The command uploads all of them, in the order in which they were written.
+    folder = pathlib.Path(run.dir).parents[1]
+    return f"{folder}, offline; upload with: wandb sync {shlex.quote(str(folder))}/offline-run-*-{what.id}"
   return str(run.url)
 
 

@@ -47,6 +47,21 @@ def _points_to(path: pathlib.Path, file: IO[Any]) -> bool:
 
 
 @contextlib.contextmanager
+def lock_file(file: pathlib.Path) -> Iterator[None]:
+  """Waits until no other process is inside of this context for the same lock file.
+
+  On a file system without locks, the context is entered at once.
+
+  Args:
+    file: the lock file. It is created if necessary, and remains.
+  """
+  with file.open("ab") as opened:
+    with contextlib.suppress(OSError):
+      fcntl.flock(opened, fcntl.LOCK_EX)
+    yield
+
+
+@contextlib.contextmanager
 def lock_folder(folder: pathlib.Path) -> Iterator[None]:
   """Waits until no other process is inside of this context for the same directory.
 

@@ -14,27 +14,13 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
+from vit_jax.runtime.children import tie_to_parent
 from vit_jax.runtime.watch import PARENT
 from vit_jax.schema import ConfigError, format_amount
 
 PATIENCE = 120.0  # seconds between a SIGTERM and a SIGKILL; saving a large state takes time
 # Numbers of chips of a TPU host that can form a machine, with the shape. The driver accepts no other shapes.
 _TPU_BOXES = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-# A program that replaces itself by the command, on the given cores. On Linux it first requests a SIGTERM for the case
-# that its parent process is killed. The command then saves and no longer occupies a rented machine. On other systems
-# the run's own watchdog detects this case (`watch.PARENT`). A function that runs after the fork would be shorter, but
-# it is not safe together with JAX's threads.
-_LAUNCH = """
-import ctypes, os, signal, sys
-parent, cores, *command = sys.argv[1:]
-if sys.platform == "linux":
-  ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-  if os.getppid() != int(parent):
-    sys.exit(143)
-if cores:
-  os.sched_setaffinity(0, map(int, cores.split(",")))
-os.execvp(command[0], command)
-"""
 Item = TypeVar("Item")
 _ASK = "import jax; d = jax.local_devices(); print(d[0].platform, len({getattr(x, 'coords', x.id) for x in d}))"
 
@@ -149,12 +135,13 @@ class Pool:
       log: file to which the output is appended.
     """
     group = self._free.pop(0)
-    launch = [sys.executable, "-c", _LAUNCH, str(os.getpid()), ",".join(map(str, group.cores))]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
+      # The command saves if this process is killed, and no longer occupies a rented machine. On systems without that
+      # signal, the run's own watchdog detects this case (`watch.PARENT`).
       # In a session of its own, so that only this process receives Ctrl-C. It then asks the others to save and stop.
       process = subprocess.Popen(
-        [*launch, *command],
+        tie_to_parent(command, group.cores),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
