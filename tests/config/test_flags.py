@@ -167,6 +167,16 @@ def test_wrong_path_suggests_the_nearest_recipe(clone, path, meant):
     flags.load_config(path)
 
 
+def test_misspelt_recipe_is_suggested_although_the_folder_has_other_files(clone):
+  (clone / "setup.py").touch()
+  with pytest.raises(ConfigError) as error:
+    flags.load_config("digitz")
+  problem, allowed = "--config: no file or recipe 'digitz'.", "ablations/position, digits, folder, setup.py"
+  assert str(error.value) == f"{problem} Did you mean 'digits'? Allowed: {allowed}."
+  with pytest.raises(ConfigError, match=r"Did you mean 'setup\.py'\?"):
+    flags.load_config("setpu.py")
+
+
 def test_recipe_is_suggested_by_name_from_another_folder(clone, tmp_path_factory, monkeypatch):
   monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
   with pytest.raises(ConfigError, match=r"no file 'configs/digits\.py'\. Did you mean 'digits'\?"):

@@ -115,7 +115,7 @@ def _explain_missing_file(path: str) -> str:
   named = [other for other in [*siblings, *known] if wanted and pathlib.Path(other).stem == wanted]
   if named:
     return f"--config: {kind}. Did you mean {show(named[0])}?"
-  if near := suggest_nearest(path, siblings) or suggest_nearest(path, [*recipes]) or suggest_nearest(path, known):
+  if near := suggest_nearest(path, [*recipes, *siblings]):
     return f"--config: {kind}.{near}"
   return f"--config: {kind}. Write a file that defines get_config(), see docs/extend/index.md"
 
