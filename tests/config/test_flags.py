@@ -217,10 +217,11 @@ def test_local_file_with_the_name_of_a_recipe_is_an_error(clone, tmp_path_factor
   assert flags.split_argument("digits") == (f"{clone}/configs/digits.py", "")
 
 
-def test_error_of_a_recipe_with_an_argument_names_the_line(clone):
+@pytest.mark.parametrize("argument", ["a/b", "a.py", "x.py:y"])
+def test_error_of_a_recipe_with_an_argument_names_the_line(clone, argument):
   (clone / "configs/folder.py").write_text("def get_config(word):\n  return int(word)\n")
-  with pytest.raises(ConfigError, match=r"^--config: folder:a/b, line 2: ValueError: invalid literal"):
-    flags.load_config("folder:a/b")
+  with pytest.raises(ConfigError, match=rf"^--config: folder:{argument}, line 2: ValueError: invalid literal"):
+    flags.load_config(f"folder:{argument}")
 
 
 def test_error_without_recipes_explains_how_to_write_a_config(tmp_path, monkeypatch):

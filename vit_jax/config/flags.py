@@ -154,7 +154,7 @@ def load_config(path: str, overrides: Mapping[str, str] | None = None) -> ml_col
     run = config.resolve(editable)
   """
   loaded, argument = load_module(path)
-  config = extensions.call_function(path, loaded.get_config, *([argument] if argument else []))
+  config = extensions.call_function(path, loaded.get_config, *([argument] if argument else []), file=loaded.__file__)
   if not isinstance(config, ml_collections.ConfigDict):
     advice = ". Return it from sweep(), and use python -m vit_jax.sweep" if type(config).__name__ == "Sweep" else ""
     raise ConfigError(f"--config: get_config() of {path} returned a {type(config).__name__}, not recipe(...){advice}")

@@ -260,7 +260,9 @@ def load_sweep(path: str) -> Sweep:
       f"define sweep(), see {flags.find_example()}"
     )
   takes = bool(inspect.signature(module.sweep).parameters)
-  sweep = extensions.call_function(path, module.sweep, *([argument] if argument and takes else []))
+  sweep = extensions.call_function(
+    path, module.sweep, *([argument] if argument and takes else []), file=module.__file__
+  )
   if isinstance(sweep, list | tuple):
     sweep = Sweep(sweep, decide=None)
   if not isinstance(sweep, Sweep):
@@ -273,7 +275,9 @@ def load_sweep(path: str) -> Sweep:
 
 def _find_command(path: str, module: types.ModuleType, argument: str | None) -> str:
   """Returns the command for a config file without a sweep."""
-  config_of_file = extensions.call_function(path, module.get_config, *([argument] if argument else []))
+  config_of_file = extensions.call_function(
+    path, module.get_config, *([argument] if argument else []), file=module.__file__
+  )
   is_mapping = isinstance(config_of_file, Mapping | ml_collections.ConfigDict)
   return "vit_jax.fewshot" if is_mapping and config.is_measurement(config_of_file) else "vit_jax.train"
 

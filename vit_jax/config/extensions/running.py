@@ -24,14 +24,17 @@ _loaded: dict[pathlib.Path, tuple[bytes, types.ModuleType]] = {}  # files that w
 _given: list[str] = []  # files as the user wrote them, and modules
 
 
-def call_function(path: str, function: Callable[..., Result], *arguments: object, flag: str = "--config") -> Result:
+def call_function(
+  path: str, function: Callable[..., Result], *arguments: object, flag: str = "--config", file: str | None = None
+) -> Result:
   """Calls a function of a user's file and converts errors.
 
   Args:
-    path: the file, for messages.
+    path: the file or module as the user wrote it, for messages.
     function: the function.
     *arguments: its arguments.
     flag: the flag that named the file, for messages.
+    file: the file, if `path` is the name of a recipe or ends with an argument.
 
   Returns:
     The result of the function.
@@ -44,8 +47,7 @@ def call_function(path: str, function: Callable[..., Result], *arguments: object
   except ConfigError:
     raise
   except (Exception, SystemExit) as error:  # the file is the user's program and may raise any error
-    file = path.partition(".py:" if ".py" in path else ":")[0]  # without ".py", it is the name of a recipe
-    name = pathlib.Path(file).with_suffix(".py").name
+    name = pathlib.Path(file or path).with_suffix(".py").name  # the path may be the name of a module
     frames = [f for f in traceback.extract_tb(error.__traceback__) if pathlib.Path(f.filename).name == name]
     # An error that the file raises itself has a message for the user.
     own = isinstance(error, ValueError) and frames and (frames[-1].line or "").startswith("raise")
