@@ -1,6 +1,6 @@
 """ViT-S/16 on ImageNet with NadamW: the baseline of AlgoPerf's workload imagenet_vit (Dahl et al. 2023).
 
-Command:   python -m vit_jax.train --config=configs/algoperf_vit.py:2 --workdir=runs/algoperf
+Command:   python -m vit_jax.train --config=algoperf_vit:2 --workdir=runs/algoperf
            The argument selects one of the five published sets of hyper-parameters ("trials"), 1 to 5. Default: 2
 Data:      python -m vit_jax.prepare imagenet2012
            The archives of ImageNet require a registration. If they are missing, the command prints the address and the

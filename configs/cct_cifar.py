@@ -1,8 +1,8 @@
 """Compact transformers from scratch on CIFAR: the official recipes of Hassani et al. 2021 (arXiv:2104.05704).
 
-Command:   python -m vit_jax.train --config=configs/cct_cifar.py --workdir=runs/cct
+Command:   python -m vit_jax.train --config=cct_cifar --workdir=runs/cct
            This trains CCT-7/3x1 for 300 epochs on CIFAR-10. An argument selects model, dataset and length:
-           configs/cct_cifar.py:cct_7_3x1_32_sine,cifar100,1500. Lengths are 300, 1500 and 5000 epochs, each with its
+           cct_cifar:cct_7_3x1_32_sine,cifar100,1500. Lengths are 300, 1500 and 5000 epochs, each with its
            own learning rates
 Hardware:  one GPU or TPU; no hours published, planned 1.5 for 300 epochs on a TPU v5e (vit_jax.plan)
 Result:    published for CCT-7/3x1, at the epoch that is best on the test images. For 300, 1500 and 5000 epochs:

@@ -1,6 +1,6 @@
 """DeiT on ImageNet-1k, without a teacher: Touvron et al. 2021 (arXiv:2012.12877), by their public commands.
 
-Command:   python -m vit_jax.train --config=configs/deit.py:S --workdir=runs/deit_s
+Command:   python -m vit_jax.train --config=deit:S --workdir=runs/deit_s
            Sizes are Ti, S and B
 Hardware:  TPU v4-64: 2 h 40 min for Ti, 2 h 43 min for S, 4 h 40 min for B (github.com/affjljoo3581/deit3-jax).
            Planned on the same slice: S 1.7 hours, B 3.8. On v3-32 with scanned layers: 6.6 and 15.5.

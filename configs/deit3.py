@@ -1,7 +1,7 @@
 """DeiT III on ImageNet-1k and -21k: Touvron et al. 2022 (arXiv:2204.07118), by their public commands.
 
-Command:   python -m vit_jax.train --config=configs/deit3.py:B,i1k,800 --workdir=runs/b
-           then python -m vit_jax.train --config=configs/deit3.py:B,i1k,800,224 --workdir=runs/b224 \\
+Command:   python -m vit_jax.train --config=deit3:B,i1k,800 --workdir=runs/b
+           then python -m vit_jax.train --config=deit3:B,i1k,800,224 --workdir=runs/b224 \\
                 --config.init.from=runs/b
            The second command fine-tunes for 20 epochs at 224 px. For 384 px use B,i1k,800,384 and runs/b224.
            Sizes are S, B, L and H. ImageNet-1k (i1k) takes 400 or 800 epochs. ImageNet-21k (i21k) takes 90 or 240

@@ -1,8 +1,8 @@
 """DINO on ImageNet, without labels: Caron et al. 2021 (arXiv:2104.14294).
 
-Command:   python -m vit_jax.train --config=configs/dino.py:S/16,100 --workdir=runs/dino
-           then python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --weights=runs/dino
-           The lengths are 100, 300 and 800 epochs. configs/dino.py:glyphs is ViT-Lite-2/4 on 20,000 generated signs
+Command:   python -m vit_jax.train --config=dino:S/16,100 --workdir=runs/dino
+           then python -m vit_jax.fewshot --config=probes:knn,imagenet --weights=runs/dino
+           The lengths are 100, 300 and 800 epochs. dino:glyphs is ViT-Lite-2/4 on 20,000 generated signs
 Hardware:  published: 8 V100, 1.75 days for 100 epochs; 16 V100, 2.6 days for 300; glyphs: two CPU cores.
            Planned hours on v3-32, v4-64, v5e-64 and v5e-256: 6.6, 2.3, 1.5 and 0.8 for 100 epochs; 18.2, 6.1, 3.4 and
            1.6 for 300
@@ -88,7 +88,7 @@ def glyphs() -> ConfigDict:
 
   DINO is unstable in this short run: the rank of the features stays below 3, and a warning reports a collapse. Eight
   settings were tried: temperatures of 0.02 to 0.04, a decay of the average of 0.95 to 0.99, and learning rates of 3e-4
-  to 1e-3. To see a run that learns, use configs/dinov2.py:glyphs.
+  to 1e-3. To see a run that learns, use dinov2:glyphs.
   """
   return recipe(
     model=dict(name="vit_2_4_32", pool="cls", position="learned"),

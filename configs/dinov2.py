@@ -1,11 +1,11 @@
 """DINOv2 on ImageNet, ImageNet-22k or LVD-142M, without labels: Oquab et al. 2023 (arXiv:2304.07193).
 
-Command:   python -m vit_jax.train --config=configs/dinov2.py:L/16,i1k --workdir=runs/dinov2
-           then python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --weights=runs/dinov2
+Command:   python -m vit_jax.train --config=dinov2:L/16,i1k --workdir=runs/dinov2
+           then python -m vit_jax.fewshot --config=probes:knn,imagenet --weights=runs/dinov2
            L/14,lvd and g/14,lvd need --config.data.path=DIR, a directory with folders of images, such as DIR/all/.
            L/14,highres and g/14,highres also need --config.init.from=WORKDIR, the workdir of the long run.
-           configs/dinov2.py:folder continues from published weights with your images; see docs/guides/adapt-dinov2.md.
-           configs/dinov2.py:glyphs is ViT-Lite-2/4 on 20,000 generated signs
+           dinov2:folder continues from published weights with your images; see docs/guides/adapt-dinov2.md.
+           dinov2:glyphs is ViT-Lite-2/4 on 20,000 generated signs
 Hardware:  published: 32 A100, about a day for L/16; 96 A100, 3.3 days for L/14; 22,000 A100-hours for g/14; glyphs: two
            CPU cores. Planned hours on v3-32, v4-64, v5e-64 and v5e-256: L/16 127.5, 42.9, 22.2 and 6.0. L/14 on the
            first three: 1,480, 492 and 339. Planned for folder on one v5e: 2.7 GiB, 203 images/s

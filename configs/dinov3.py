@@ -1,7 +1,7 @@
 """DINOv3 on ImageNet, without labels: Siméoni et al. 2025 (arXiv:2508.10104), the short setting for ViT-L/16.
 
-Command:   python -m vit_jax.train --config=configs/dinov3.py:L/16,i1k --workdir=runs/dinov3
-           then python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --weights=runs/dinov3
+Command:   python -m vit_jax.train --config=dinov3:L/16,i1k --workdir=runs/dinov3
+           then python -m vit_jax.fewshot --config=probes:knn,imagenet --weights=runs/dinov3
 Hardware:  published: 32 H100, about 14 hours. Planned hours on v3-32, v4-64, v5e-64 and v5e-256:
            138.7, 49.1, 24.9 and 6.8
 Result:    published k-NN and linear probes of the teacher on ImageNet's validation images: 82.0 and 83.5 %. The header

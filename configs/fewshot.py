@@ -1,6 +1,6 @@
 """Few-shot probes of frozen features, big_vision's protocol (evaluators/fewshot_lsr.py, configs/common_fewshot.py).
 
-Command:   python -m vit_jax.fewshot --config=configs/fewshot.py:cifar100,pets --weights=B_16.npz
+Command:   python -m vit_jax.fewshot --config=fewshot:cifar100,pets --weights=B_16.npz
            The argument is a list of datasets in SETS, or `suite` for big_vision's six datasets. The default is digits
 Hardware:  one accelerator; a CPU is slow, because each test image and each drawn image needs a forward pass
 Result:    mean top-1 and standard deviation over three draws of 1, 5, 10 and 25 images per class. Published figures use

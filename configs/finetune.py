@@ -1,9 +1,9 @@
 """Fine-tuning on a labelled dataset: the protocol of BiT and ViT (arXiv:1912.11370; arXiv:2010.11929, table 4).
 
-Command:   python -m vit_jax.train --config=configs/finetune.py:pets --workdir=runs/pets --config.init.from=B_16.npz
+Command:   python -m vit_jax.train --config=finetune:pets --workdir=runs/pets --config.init.from=B_16.npz
            Datasets are imagenet, cifar10, cifar100, pets, flowers, resisc45, kitti (distance of the nearest vehicle),
            digits and folder (with --config.data.path=DIR). A model and a size in pixels may follow:
-           configs/finetune.py:cifar10,ViT-L/16,512. Weights are a file or a workdir.
+           finetune:cifar10,ViT-L/16,512. Weights are a file or a workdir.
            --config.optim.layer_decay=0.75 reduces the learning rate of lower layers.
            --config.optim.frozen="['(?!head).*']" trains only the head. --config.optim.ema=0.9999 also measures averaged
            weights (Polyak; the paper uses them at 512 px)

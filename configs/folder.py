@@ -1,6 +1,6 @@
 """Any ViT or compact transformer from scratch on a folder of photographs, <split>/<class>/*.jpg or <class>/*.jpg.
 
-    python -m vit_jax.train --config=configs/folder.py:ViT-S/16 --workdir=runs/photos --config.data.path=/my/photos
+    python -m vit_jax.train --config=folder:ViT-S/16 --workdir=runs/photos --config.data.path=/my/photos
 
 Without split folders, a seeded fifth of each class is held out as `test`. Without a folder `val`, a tenth of the
 training images of each class is held out for validation. The validation split is measured five times, and `test` once,

@@ -1,7 +1,7 @@
 """Pre-training without a download: ViT-Lite-2/4 on 20,000 generated signs, which are unrelated to digits.
 
 Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digits, once
-           python -m vit_jax.train --config=configs/glyphs.py --workdir=runs/glyphs
+           python -m vit_jax.train --config=glyphs --workdir=runs/glyphs
            configs/ablations/pretraining.py continues from these weights with digits. `make transfer` compares features
            that shorter runs learn with and without labels
 Hardware:  two CPU cores

@@ -1,10 +1,10 @@
 """Masked autoencoding on ImageNet, without labels: He et al. 2022 (arXiv:2111.06377).
 
-Command:   python -m vit_jax.train --config=configs/mae.py:B/16 --workdir=runs/mae
-           then python -m vit_jax.train --config=configs/mae.py:B/16,finetune --workdir=runs/mae_i1k \\
+Command:   python -m vit_jax.train --config=mae:B/16 --workdir=runs/mae
+           then python -m vit_jax.train --config=mae:B/16,finetune --workdir=runs/mae_i1k \\
                 --config.init.from=runs/mae
-           Sizes are B/16, L/16 and H/14. configs/mae.py:L/16,1600ep pre-trains for 1600 epochs instead of 800.
-           configs/mae.py:digits is ViT-Lite-2/4 on scikit-learn's digits, with 64 patches
+           Sizes are B/16, L/16 and H/14. mae:L/16,1600ep pre-trains for 1600 epochs instead of 800.
+           mae:digits is ViT-Lite-2/4 on scikit-learn's digits, with 64 patches
 Hardware:  64 V100, 42 hours for L/16 and 800 epochs (facebookresearch/mae, PRETRAIN.md); digits: two CPU cores
 Result:    published, 1600 epochs, then fine-tuned at 224 px: B/16 83.6 %, L/16 85.9 %, H/14 86.9 % (table 3);
            linear probes 68.0, 75.8 and 76.6 %
@@ -35,7 +35,7 @@ def get_config(argument: str = "B/16,800ep") -> ConfigDict:
     return digits()
   size, comma, stage = argument.partition(",")
   if size == "digits":
-    raise ValueError(f"{argument!r}: 'digits' takes no stage. Fine-tune with configs/finetune.py:digits,vit_2_4_32,32")
+    raise ValueError(f"{argument!r}: 'digits' takes no stage. Fine-tune with --config=finetune:digits,vit_2_4_32,32")
   if size not in SIZES:
     raise ValueError(f"unknown size {size!r}. Allowed: {', '.join(SIZES)}, digits")
   if comma and stage not in (*LENGTHS, "finetune"):

@@ -1,8 +1,8 @@
 """Self-training: a teacher labels unlabelled images, and a student learns from all images with noise (Xie et al. 2020).
 
-Command:   python -m vit_jax.train --config=configs/noisy_student.py:digits,teacher --workdir=runs/teacher
+Command:   python -m vit_jax.train --config=noisy_student:digits,teacher --workdir=runs/teacher
            python -m vit_jax.evaluate --workdir=runs/teacher --split='train[100:]' --write-labels=runs/labels
-           python -m vit_jax.train --config=configs/noisy_student.py:digits,student --workdir=runs/student \\
+           python -m vit_jax.train --config=noisy_student:digits,student --workdir=runs/student \\
                --config.data.path=runs/labels
            Further rounds start from runs/student and repeat the last two commands, as long as the accuracy improves.
            `python -m benchmarks.self_training` runs two rounds on the digits with three seeds. 100 of the digits have

@@ -1,9 +1,9 @@
 """Probes of frozen features as in DINO and DINOv2: nearest neighbours, linear, and linear on patches.
 
-Command:   python -m vit_jax.fewshot --config=configs/probes.py:knn,imagenet --weights=model.safetensors
-           python -m vit_jax.fewshot --config=configs/probes.py:linear,cifar100 --weights=runs/a
-           python -m vit_jax.fewshot --config=configs/probes.py:dense,scenes --weights=runs/scenes
-           python -m vit_jax.fewshot --config=configs/probes.py:dense,segmentation --weights=runs/a \\
+Command:   python -m vit_jax.fewshot --config=probes:knn,imagenet --weights=model.safetensors
+           python -m vit_jax.fewshot --config=probes:linear,cifar100 --weights=runs/a
+           python -m vit_jax.fewshot --config=probes:dense,scenes --weights=runs/scenes
+           python -m vit_jax.fewshot --config=probes:dense,segmentation --weights=runs/a \\
                 --config.evals.segmentation.data.path=/my/masks --config.evals.segmentation.data.classes=names.txt
            Datasets are the names in SETS and DENSE. For few images per class see configs/fewshot.py
 Protocol:  knn: the class token after the last norm, all training images, and 10, 20, 100 and 200 neighbours by cosine

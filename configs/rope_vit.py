@@ -1,14 +1,14 @@
 """DeiT III with rotary positions on ImageNet-1k: Heo et al. 2024 (arXiv:2403.13298), by their public commands.
 
-Command:   python -m vit_jax.train --config=configs/rope_vit.py:B,mixed --workdir=runs/b
-           then python -m vit_jax.train --config=configs/rope_vit.py:B,mixed,224 --workdir=runs/b224 \\
+Command:   python -m vit_jax.train --config=rope_vit:B,mixed --workdir=runs/b
+           then python -m vit_jax.train --config=rope_vit:B,mixed,224 --workdir=runs/b224 \\
                 --config.init.from=runs/b
            The second command fine-tunes for 20 epochs at 224 px. Sizes are S, B and L. S needs no second command.
            Positions are axial and mixed. axial_ape and mixed_ape also add learned positions
 Hardware:  published: 8 GPUs with 256 images each for S and B, 64 GPUs with 32 images each for L. Hours are not
            published. Planned hours on v3-32, v4-64 and v5e-64: S,mixed 6.2, 2.3 and 1.2, B,mixed 13.2, 4.6 and 2.6,
            and a minute for evaluations. The plan is computed by
-           python -m vit_jax.plan --config=configs/rope_vit.py:B,mixed --topology=v3-32,v4-64,v5e-64
+           python -m vit_jax.plan --config=rope_vit:B,mixed --topology=v3-32,v4-64,v5e-64
 Result:    published after 400 epochs: top-1 in % at 224 px, then of the same weights at 384 px:
                         S            B            L
            axial        80.9, 80.0   83.6, 83.9   84.7, 85.1

@@ -3,8 +3,8 @@
 The label of a scene is the class with the most visible pixels.
 
 Command:   python -m vit_jax.prepare scenes, once
-           python -m vit_jax.train --config=configs/scenes.py --workdir=runs/scenes
-           python -m vit_jax.fewshot --config=configs/probes.py:dense,scenes --weights=runs/scenes
+           python -m vit_jax.train --config=scenes --workdir=runs/scenes
+           python -m vit_jax.fewshot --config=probes:dense,scenes --weights=runs/scenes
 Hardware:  two CPU cores
 Result:    docs/results/learning.md. Masks are not used for training. At intervals, a linear map of frozen patches is
            fitted to masks of the training images and measured on masks of the test images

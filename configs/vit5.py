@@ -1,12 +1,12 @@
 """ViT-5 on ImageNet-1k: arXiv:2602.08071, by the commands of its authors (github.com/wangf3014/ViT-5).
 
-Command:   python -m vit_jax.train --config=configs/vit5.py:B --workdir=runs/b
-           then python -m vit_jax.train --config=configs/vit5.py:B,224 --workdir=runs/b224 \\
+Command:   python -m vit_jax.train --config=vit5:B --workdir=runs/b
+           then python -m vit_jax.train --config=vit5:B,224 --workdir=runs/b224 \\
                 --config.init.from=runs/b
            The second command fine-tunes the averaged weights for 20 epochs at 224 px. Sizes are S, B and L
 Hardware:  published: 8 GPUs with 256 images each. S trains for 800 epochs at 224 px, B for 800 at 192 px, and L for 400
            at 192 px. No hours are published. Planned by
-           python -m vit_jax.plan --config=configs/vit5.py:B --topology=v3-32,v4-64,v5e-64:
+           python -m vit_jax.plan --config=vit5:B --topology=v3-32,v4-64,v5e-64:
            S 12.9, 4.8 and 2.4 hours, B 26.7, 9.5 and 5.2, L 39.1, 13.0 and 7.4, and minutes for evaluations. With
            --config.model.attention=fused, a step of B at 224 px takes 20 % less time on v5e-64
 Result:    published at 224 px: S 82.2, B 84.2, L 84.9 % top-1. DeiT III reaches 81.4, 83.8 and 84.9 after 800 epochs.

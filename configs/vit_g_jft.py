@@ -1,7 +1,7 @@
 """ViT-g/14, a billion parameters, on JFT-3B: Zhai et al. 2022 (arXiv:2106.04560).
 
-Command:   python -m vit_jax.train --config=configs/vit_g_jft.py --workdir=runs/g14_jft --config.data.path=DIR
-           configs/vit_g_jft.py:G/14 selects the larger model. JFT is internal to Google. DIR is a TFDS directory of
+Command:   python -m vit_jax.train --config=vit_g_jft --workdir=runs/g14_jft --config.data.path=DIR
+           vit_g_jft:G/14 selects the larger model. JFT is internal to Google. DIR is a TFDS directory of
            JFT, or of any dataset with a list of classes as label
 Hardware:  TPU v3-512, 32 images per core (big_vision); no hours published, planned 389 for g/14 (vit_jax.plan)
 Result:    published: ImageNet with 5 and 10 images per class 82.7 and 84.5 % (g/14), 83.0 and 84.9 % (G/14);

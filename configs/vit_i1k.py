@@ -1,7 +1,7 @@
 """ViT from scratch on ImageNet-1k, with augmentation that depends on the size: AugReg (Steiner et al. 2022).
 
-Command:   python -m vit_jax.train --config=configs/vit_i1k.py:S/16 --workdir=runs/augreg_s16
-           Sizes are Ti/16, S/32, S/16, B/32, B/16 and L/16. configs/vit_i1k.py:B/32,strong1 selects another
+Command:   python -m vit_jax.train --config=vit_i1k:S/16 --workdir=runs/augreg_s16
+           Sizes are Ti/16, S/32, S/16, B/32, B/16 and L/16. vit_i1k:B/32,strong1 selects another
            augmentation
 Hardware:  TPU v3-128, 32 images per core; no hours published, planned 1.0 for S/16 and 2.6 for B/16 (vit_jax.plan)
 Result:    published: 76 % (Ti/16), 76 % (S/32), 82 % (S/16), 76 % (B/32), 81 % (B/16), 78 % (L/16) top-1 on the last

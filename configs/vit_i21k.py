@@ -1,7 +1,7 @@
 """ViT on ImageNet-21k: pre-training as in Dosovitskiy et al. 2021 (arXiv:2010.11929) or AugReg (arXiv:2106.10270).
 
-Command:   python -m vit_jax.train --config=configs/vit_i21k.py:L/16 --workdir=runs/l16_i21k --config.data.path=DIR
-           Sizes are B/32, B/16, L/32 and L/16. configs/vit_i21k.py:B/16,augreg trains AugReg's 300 epochs, with sizes
+Command:   python -m vit_jax.train --config=vit_i21k:L/16 --workdir=runs/l16_i21k --config.data.path=DIR
+           Sizes are B/32, B/16, L/32 and L/16. vit_i21k:B/16,augreg trains AugReg's 300 epochs, with sizes
            Ti/16, S/32, S/16, B/32, B/16 and L/16. The dataset has no public builder: DIR is your own TFDS directory
            of it, with a split `full`
 Hardware:  TPU v3-128; L/16 takes 0.23k core-days (table 2), 43 hours on these 128 cores; planned 36 (vit_jax.plan)

@@ -1,7 +1,7 @@
 """ViT on JFT-300M: the pre-training of Dosovitskiy et al. 2021 (arXiv:2010.11929, table 3).
 
-Command:   python -m vit_jax.train --config=configs/vit_jft.py:H/14 --workdir=runs/h14_jft --config.data.path=DIR
-           Sizes are B/32, B/16, L/32, L/16 and H/14. configs/vit_jft.py:L/16,7ep selects the shorter of L/16's two
+Command:   python -m vit_jax.train --config=vit_jft:H/14 --workdir=runs/h14_jft --config.data.path=DIR
+           Sizes are B/32, B/16, L/32, L/16 and H/14. vit_jft:L/16,7ep selects the shorter of L/16's two
            lengths. JFT is internal to Google. DIR is a TFDS directory of JFT, or of any dataset with a list of classes
            as label
 Hardware:  TPU v3-512; L/16 takes 0.68k core-days and H/14 2.5k (table 2), 32 and 117 hours on these 512 cores; planned

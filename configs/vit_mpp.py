@@ -1,11 +1,11 @@
 """Masked patch prediction: the self-supervised stage of Dosovitskiy et al. 2021 (arXiv:2010.11929, appendix B.1.2).
 
-Command:   python -m vit_jax.train --config=configs/vit_mpp.py --workdir=runs/mpp --config.data.path=DIR
-           then python -m vit_jax.train --config=configs/finetune.py:imagenet,ViT-B/16,384 --workdir=runs/mpp_i1k \\
+Command:   python -m vit_jax.train --config=vit_mpp --workdir=runs/mpp --config.data.path=DIR
+           then python -m vit_jax.train --config=finetune:imagenet,ViT-B/16,384 --workdir=runs/mpp_i1k \\
                 --config.init.from=runs/mpp
-           and python -m vit_jax.fewshot --config=configs/fewshot.py:cifar100,pets --weights=runs/mpp.
-           configs/vit_mpp.py:imagenet,S/16 selects another dataset (jft, imagenet21k, imagenet) and another size
-           (Ti/16, S/16, B/16, L/16). configs/vit_mpp.py:digits is ViT-Lite-2/4 on scikit-learn's digits, with 64
+           and python -m vit_jax.fewshot --config=fewshot:cifar100,pets --weights=runs/mpp.
+           vit_mpp:imagenet,S/16 selects another dataset (jft, imagenet21k, imagenet) and another size
+           (Ti/16, S/16, B/16, L/16). vit_mpp:digits is ViT-Lite-2/4 on scikit-learn's digits, with 64
            patches
 Hardware:  TPU v3, number of cores not published; digits: two CPU cores
 Result:    published for B/16 after JFT-300M, fine-tuned on ImageNet: 79.9 %, 2 points above training from scratch and 4
@@ -34,7 +34,7 @@ def get_config(argument: str = "jft,B/16") -> ConfigDict:
     return digits()
   images, comma, size = argument.partition(",")
   if images == "digits":
-    raise ValueError(f"{argument!r}: 'digits' takes no size. Fine-tune with configs/finetune.py:digits,vit_2_4_32,32")
+    raise ValueError(f"{argument!r}: 'digits' takes no size. Fine-tune with --config=finetune:digits,vit_2_4_32,32")
   if images not in IMAGES:
     raise ValueError(f"unknown dataset {images!r}. Allowed: {', '.join(IMAGES)}, digits")
   if comma and size not in SIZES:

@@ -1,7 +1,7 @@
 """ViT-S/16 from scratch on ImageNet-1k: the plain baseline of Beyer et al. 2022 (arXiv:2205.01580).
 
-Command:   python -m vit_jax.train --config=configs/vit_s16_i1k.py --workdir=runs/s16
-           This trains for 90 epochs. configs/vit_s16_i1k.py:150ep and :300ep train longer
+Command:   python -m vit_jax.train --config=vit_s16_i1k --workdir=runs/s16
+           This trains for 90 epochs. vit_s16_i1k:150ep and :300ep train longer
 Hardware:  TPU v3-8, 6 to 7 hours for 90 epochs in float32 (big_vision).
            Planned hours without evaluations (vit_jax.plan): 6.2 in float32, 5.5 in bfloat16, and 4.4 in bfloat16 with
            --config.optim.accumulate=2

@@ -1,9 +1,9 @@
 """VTAB-1k: a model fine-tuned on each of 19 tasks with 1,000 images (Zhai et al. 2019), as in arXiv:2010.11929.
 
-Command:   python -m vit_jax.sweep --config=configs/vtab.py:ViT-B/16,all --workdir=runs/vtab --config.init.from=B_16.npz
+Command:   python -m vit_jax.sweep --config=vtab:ViT-B/16,all --workdir=runs/vtab --config.init.from=B_16.npz
            --parallel=N runs N trials at the same time. The command runs all tasks with prepared data (`python -m
            vit_jax.prepare NAME`). It lists the other tasks with the commands that prepare them. It prints the columns
-           of table 9 with the means of the groups. configs/vtab.py:ViT-B/16,dtd is one task, which `vit_jax.train` can
+           of table 9 with the means of the groups. vtab:ViT-B/16,dtd is one task, which `vit_jax.train` can
            also run. ",all,published" uses the setting of the paper without a search: learning rate 0.01, 2,500 steps
 Splits:    train800 is used for training. val200 selects one of two rates and one of two lengths, by the mean over
            tasks. All tasks use the same setting. This setting is then trained again on train800val200, three times, and

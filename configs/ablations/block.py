@@ -1,6 +1,6 @@
 """Components of recent blocks, each added to a plain block, and all together, at the size of the digits, five seeds.
 
-Command:   python -m vit_jax.sweep --config=configs/ablations/block.py --workdir=runs/block --parallel=2
+Command:   python -m vit_jax.sweep --config=ablations/block --workdir=runs/block --parallel=2
 Hardware:  two CPU cores, an hour with other programs running
 Result:    top-1 on test: plain 82.6 ± 3.8 %; rotary positions 93.2 to 95.4, layer scale 89.4, each other component 79.5
            to 82.7; ViT-5's components together 95.3 ± 1.5; see docs/results/ablations.md

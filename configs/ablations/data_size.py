@@ -1,6 +1,6 @@
 """Accuracy of a CCT and a ViT-Lite with 10 to 100 % of the training images, and the same number of steps.
 
-Command:   python -m vit_jax.sweep --config=configs/ablations/data_size.py --workdir=runs/data_size --parallel=2
+Command:   python -m vit_jax.sweep --config=ablations/data_size --workdir=runs/data_size --parallel=2
 Hardware:  two CPU cores, 6 minutes
 Result:    CCT 94.6, 97.5, 98.5, 98.5 % with 10, 20, 50 and 100 % of the images, ViT-Lite 93.6, 96.3, 96.0, 97.3; see
            docs/results/ablations.md

@@ -1,7 +1,7 @@
 """Features learned with and without labels: six starts on generated signs (glyphs) and on generated scenes.
 
 Command:   python -m vit_jax.prepare glyphs, and the same for digits and scenes, once
-           python -m vit_jax.sweep --config=configs/ablations/objectives.py:glyphs --workdir=runs/starts --parallel=2
+           python -m vit_jax.sweep --config=ablations/objectives:glyphs --workdir=runs/starts --parallel=2
            The argument is glyphs or scenes. `make transfer` runs both and writes a table and a picture
 Hardware:  two CPU cores, 7.5 minutes for both corpora
 Result:    docs/results/learning.md. On digits, k-NN finds 67.6 % with random features, 67.7 with labels, 80.0 with DINO

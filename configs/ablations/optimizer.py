@@ -1,6 +1,6 @@
 """Muon and AdamW at equal steps, each at five rates: a small CCT on the digits, with five seeds.
 
-Command:   python -m vit_jax.sweep --config=configs/ablations/optimizer.py --workdir=runs/optimizer --parallel=2
+Command:   python -m vit_jax.sweep --config=ablations/optimizer --workdir=runs/optimizer --parallel=2
 Splits:    The first 90 % of `train` are used for training. The rest is `val`, which selects the rate of each
            optimizer. The selected settings are then compared on `test`
 Hardware:  two CPU cores, 11 minutes with tests running

@@ -1,6 +1,6 @@
 """Input of the head, the class token or the mean of the patches, each at several rates: figure 9 of the ViT paper.
 
-Command:   python -m vit_jax.sweep --config=configs/ablations/pooling.py --workdir=runs/pooling --parallel=2
+Command:   python -m vit_jax.sweep --config=ablations/pooling --workdir=runs/pooling --parallel=2
 Splits:    The first 90 % of `train` are used for training. The rest is `val`, which selects the rate of each head. The
            selected settings are then compared on `test`
 Hardware:  two CPU cores, 4.3 minutes

@@ -1,9 +1,9 @@
 """Training on few or all images, with and without pre-training, motivated by section 4.3 of the ViT paper.
 
 Command:   python -m vit_jax.prepare glyphs, and python -m vit_jax.prepare digits, once
-           python -m vit_jax.train --config=configs/glyphs.py --workdir=runs/glyphs
-           python -m vit_jax.sweep --config=configs/ablations/pretraining.py --workdir=runs/pretraining --parallel=2
-           configs/ablations/pretraining.py:PATH starts from the weights in PATH instead of runs/glyphs
+           python -m vit_jax.train --config=glyphs --workdir=runs/glyphs
+           python -m vit_jax.sweep --config=ablations/pretraining --workdir=runs/pretraining --parallel=2
+           ablations/pretraining:PATH starts from the weights in PATH instead of runs/glyphs
 Hardware:  two CPU cores, 15 minutes with other programs running
 Result:    top-1 on test with 50, 100, 287 and 1,437 digits, three seeds: from scratch 63.9, 77.2, 80.7, 80.7 %,
            pre-trained 81.3, 91.3, 96.6, 96.2; see docs/results/ablations.md

@@ -1,6 +1,6 @@
 """SeqPool and the class token, with patches and with convolutions: section 4 of the CCT paper (arXiv:2104.05704).
 
-Command:   python -m vit_jax.sweep --config=configs/ablations/seqpool.py --workdir=runs/seqpool --parallel=2
+Command:   python -m vit_jax.sweep --config=ablations/seqpool --workdir=runs/seqpool --parallel=2
 Hardware:  two CPU cores, 4.2 minutes
 Result:    class token 97.4 ± 0.4 % with patches, 98.8 ± 0.7 with convolutions, SeqPool 96.6 ± 0.6 and 98.6 ± 0.3.
            With SeqPool, convolutions help as in the paper. Three seeds do not decide whether SeqPool helps; see

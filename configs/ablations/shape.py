@@ -1,6 +1,6 @@
 """Depth and width at equal FLOPs per image, motivated by appendix D.2 of the ViT paper.
 
-Command:   python -m vit_jax.sweep --config=configs/ablations/shape.py --workdir=runs/shape --parallel=2
+Command:   python -m vit_jax.sweep --config=ablations/shape --workdir=runs/shape --parallel=2
 Hardware:  two CPU cores, 8.1 minutes
 Result:    four layers 95.2 ± 0.6 % on test, eight 94.3 %, two 93.5 %, one 89.8 %, sixteen 86.6 ± 4.3 %; see
            docs/results/ablations.md

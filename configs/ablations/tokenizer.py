@@ -1,6 +1,6 @@
 """Tokenizers of images: patches, or one to three convolutions of 3 x 3 or 7 x 7, as in the names of CCT.
 
-Command:   python -m vit_jax.sweep --config=configs/ablations/tokenizer.py --workdir=runs/tokenizer --parallel=2
+Command:   python -m vit_jax.sweep --config=ablations/tokenizer --workdir=runs/tokenizer --parallel=2
 Hardware:  two CPU cores, 6.9 minutes
 Result:    three convolutions 99.1 ± 0.6 % on test, two 98.6 ± 0.3 %, one of 7 x 7 98.7 ± 0.4 %, patches of 8
            96.7 and of 4 96.6 %, one of 3 x 3 93.8 ± 2.5 %; see docs/results/ablations.md

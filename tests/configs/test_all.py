@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import itertools
+import re
 
 import jax
 import numpy as np
@@ -59,7 +60,7 @@ def test_a_config_builds_as_it_is(name, local):
 @pytest.mark.parametrize("name", recipes.NAMES)
 def test_a_config_says_how_to_start_it(name):
   module = recipes.module(name)
-  assert f"configs/{name}.py" in module.__doc__
+  assert re.search(rf"--config={name}[:\s]", module.__doc__)  # the form of a clone and of an installed package
   assert inspect.getdoc(module.get_config)
 
 

@@ -83,9 +83,9 @@ REDUCTIONS = [
   verb("convert --inspect model.safetensors"),
   verb("convert runs/a model.onnx", writes=("model.onnx",)),
   verb(
-    "fewshot --config=configs/fewshot.py:cifar100,pets --weights=runs/mpp",
+    "fewshot --config=fewshot:cifar100,pets --weights=runs/mpp",
     words={
-      "--config=configs/fewshot.py:cifar100,pets": "--config=configs/fewshot.py:digits",
+      "--config=fewshot:cifar100,pets": "--config=fewshot:digits",
       "--weights=runs/mpp": "--weights=runs/b",
     },
     keys={"evals.digits.shots": "(1,)", "evals.digits.seeds": "(0,)", "evals.digits.data.train": "train[:60]"},
