@@ -18,8 +18,8 @@ from tests.documentation.extraction import ROOT
 FOLDERS = ("vit_jax", "launch", "configs", "benchmarks", "examples", "tests")
 PATHS = [file.relative_to(ROOT).as_posix() for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
 PATHS += ["setup.py"]
-FILES = {file: ast.parse((ROOT / file).read_text()) for file in PATHS if not file.startswith("tests/")}
-MODULES = {file[:-3].replace("/", ".").removesuffix(".__init__"): tree for file, tree in FILES.items()}
+FILES = [file for file in PATHS if not file.startswith("tests/")]
+MODULES = {file[:-3].replace("/", ".").removesuffix(".__init__"): file for file in FILES}
 PACKAGES = {file.rpartition("/")[0].replace("/", ".") for file in PATHS}
 PLACES = {*MODULES, *PACKAGES, *(file[:-3].replace("/", ".") for file in PATHS)} - {""}
 ROOTS = "vit_jax|launch|configs|benchmarks|tests"
@@ -73,43 +73,70 @@ def list_words(tree: ast.AST) -> Iterator[str]:
         yield from re.findall(r"\w+", text)
 
 
-WORDS = {word for tree in FILES.values() for word in list_words(tree)} | {
-  word
-  for file in PATHS
-  if file.startswith("tests/") and not file.endswith("test_references.py")
-  for word in re.findall(r"\w+", (ROOT / file).read_text())
-}
-CLASSES = [(name, node) for name, tree in MODULES.items() for node in tree.body if isinstance(node, ast.ClassDef)]
-# Packages of other projects.
-FOREIGN = {
-  each.name.split(".")[0] if isinstance(node, ast.Import) else each.asname or each.name
-  for tree in FILES.values()
-  for node in ast.walk(tree)
-  if isinstance(node, ast.Import)
-  or (isinstance(node, ast.ImportFrom) and node.level == 0 and node.module.split(".")[0] not in FOLDERS)
-  for each in node.names
-} - {*FOLDERS}
-# First components of config keys: fields of the classes of a config, and choices inside `model`.
-KEYS = {
-  node.target.id
-  for file in ("vit_jax/config/run.py", "vit_jax/models/vit.py")
-  for node in ast.walk(FILES[file])
-  if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-} | {"config", "run", "attention", "mlp", "norm", "position"}
+@functools.cache
+def parse(file: str) -> ast.Module:
+  """Returns the syntax tree of a file of the repository."""
+  return ast.parse((ROOT / file).read_text())
+
+
+def parse_module(place: str) -> ast.Module:
+  """Returns the syntax tree of a module, or an empty one if the repository does not contain the module."""
+  return parse(MODULES[place]) if place in MODULES else ast.Module([], [])
+
+
+@functools.cache
+def find_words() -> set[str]:
+  """Returns the identifiers of all programs, and the words in their strings that are not docstrings."""
+  return {word for file in FILES for word in list_words(parse(file))} | {
+    word
+    for file in PATHS
+    if file.startswith("tests/") and not file.endswith("test_references.py")
+    for word in re.findall(r"\w+", (ROOT / file).read_text())
+  }
+
+
+@functools.cache
+def list_classes() -> list[tuple[str, ast.ClassDef]]:
+  """Returns the classes at the top level of all modules, with the names of the modules."""
+  return [(name, node) for name in MODULES for node in parse_module(name).body if isinstance(node, ast.ClassDef)]
+
+
+@functools.cache
+def find_foreign() -> set[str]:
+  """Returns the names of packages of other projects that a program imports."""
+  return {
+    each.name.split(".")[0] if isinstance(node, ast.Import) else each.asname or each.name
+    for file in FILES
+    for node in ast.walk(parse(file))
+    if isinstance(node, ast.Import)
+    or (isinstance(node, ast.ImportFrom) and node.level == 0 and node.module.split(".")[0] not in FOLDERS)
+    for each in node.names
+  } - {*FOLDERS}
+
+
+@functools.cache
+def find_keys() -> set[str]:
+  """Returns first components of config keys: fields of the classes of a config, and choices inside `model`."""
+  return {
+    node.target.id
+    for file in ("vit_jax/config/run.py", "vit_jax/models/vit.py")
+    for node in ast.walk(parse(file))
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+  } | {"config", "run", "attention", "mlp", "norm", "position"}
 
 
 @functools.cache
 def list_names(place: str) -> Definitions:
   """Returns the names that a module defines or imports, and the submodules of a package."""
   names: Definitions = {each.rpartition(".")[2]: each for each in PLACES if each.rpartition(".")[0] == place}
-  for node in ast.walk(MODULES.get(place, ast.Module([], []))):
+  for node in ast.walk(parse_module(place)):
     if isinstance(node, ast.Import):
       names |= {each.asname or each.name.split(".")[0]: each.name for each in node.names}
     elif isinstance(node, ast.ImportFrom):
       package = [place.rpartition(".")[0]] if node.level else []  # of a relative import
       module = ".".join([*package, *filter(None, [node.module])])
       names |= {each.asname or each.name: f"{module}.{each.name}" for each in node.names}
-  return names | list_body(MODULES[place]) if place in MODULES else names
+  return names | list_body(parse_module(place)) if place in MODULES else names
 
 
 def list_body(parent: ast.AST) -> Definitions:
@@ -156,7 +183,7 @@ def exists(place: str, names: list[str]) -> bool:
 @functools.cache
 def list_variables(place: str) -> set[str]:
   """Returns the names of the variables, parameters and attributes in a module."""
-  nodes = list(ast.walk(MODULES.get(place, ast.Module([], []))))
+  nodes = list(ast.walk(parse_module(place)))
   names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
   return names | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
@@ -177,18 +204,18 @@ def is_known(chain: list[str], place: str) -> bool:
     place: module of the docstring, or "" for a page.
   """
   first, *rest = chain
-  if first in KEYS or chain[-1] in ENDINGS:
-    return chain[-1] in WORDS | ENDINGS
+  if first in find_keys() or chain[-1] in ENDINGS:
+    return chain[-1] in find_words() | ENDINGS
   if first in list_names(place):
     return exists(place, chain)
   homes = [each for each in PLACES if each.rpartition(".")[2] == first]
-  if any(exists(home, rest) for home in homes) or first in FOREIGN:
+  if any(exists(home, rest) for home in homes) or first in find_foreign():
     return True
-  classes = [(home, node) for home, node in CLASSES if node.name == first]
+  classes = [(home, node) for home, node in list_classes() if node.name == first]
   if classes or first[0].isupper():
     return any(is_member(home, node, rest[0]) for home, node in classes)
   # An attribute of an object, not a constant of a module.
-  return not chain[-1].isupper() and {*chain} <= WORDS and (not homes or first in list_variables(place))
+  return not chain[-1].isupper() and {*chain} <= find_words() and (not homes or first in list_variables(place))
 
 
 def find_unknown(text: str, place: str = "", single: bool = True) -> Iterator[str]:
@@ -208,7 +235,7 @@ def find_unknown(text: str, place: str = "", single: bool = True) -> Iterator[st
     elif (found := CHAIN.match(span)) and not re.match(r"[/:.-]", span[found.end() :]):
       if not is_known(found[0].split("."), place):
         yield span
-    elif single and IDENTIFIER.fullmatch(span) and span not in WORDS:
+    elif single and IDENTIFIER.fullmatch(span) and span not in find_words():
       yield span
 
 

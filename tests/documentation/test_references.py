@@ -7,7 +7,7 @@ import pytest
 
 from tests import test_house
 from tests.documentation import extraction, references
-from tests.documentation.references import FILES, MODULES, find_unknown
+from tests.documentation.references import MODULES, find_unknown
 
 # Paths and names of other projects, and examples, by file.
 OTHERS = {
@@ -31,9 +31,9 @@ OTHERS = {
 
 def find_stale(module):
   """Returns (line, reference) of the unknown references in the docstrings and other strings of a module."""
-  docstrings = {id(node): node for node in references.list_docstrings(MODULES[module])}
+  docstrings = {id(node): node for node in references.list_docstrings(references.parse_module(module))}
   found = [(node.lineno, name) for node in docstrings.values() for name in find_unknown(node.value, module)]
-  for node in ast.walk(MODULES[module]):
+  for node in ast.walk(references.parse_module(module)):
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
       found += [(node.lineno, name) for name in references.find_unknown_paths(node.value)]
   return found
@@ -118,4 +118,4 @@ def test_the_tables_of_choices_are_defined_in_the_files_that_the_page_names():
   assert [key.strip("`") for key, _ in rows] == [*TABLES]
   for key, text in rows:
     name, file = re.fullmatch(r"`(\w+)` in `([\w/.]+)`", text).groups()
-    assert name == TABLES[key.strip("`")] and name in references.list_body(FILES[file]), key
+    assert name == TABLES[key.strip("`")] and name in references.list_body(references.parse(file)), key
