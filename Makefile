@@ -62,7 +62,7 @@ golden: $(VENV)/installed-test
 	$(BIN)/python -m tests.planning.golden
 
 golden-check: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=5 -q -m golden
+	$(BIN)/python -m pytest tests/planning -n 2 --dist=worksteal --durations=5 -q -m golden
 
 notebook: $(VENV)/installed-test
 	$(BIN)/python -m tests.notebook
