@@ -1,4 +1,4 @@
-"""CCT-2/3x2 and its train step in eager PyTorch: the peer of `benchmarks.digits_step`."""
+"""CCT-2/3x2 and its train step in PyTorch, eager or compiled: the peers of `benchmarks.digits_step`."""
 
 import os
 from collections.abc import Callable
@@ -51,11 +51,12 @@ class Cct(nn.Module):
     return self.head((self.score(x).softmax(1) * x).sum(1))
 
 
-def make_train_step(batch: int) -> tuple[Callable[[], None], int]:
+def make_train_step(batch: int, compiled: bool = False) -> tuple[Callable[[], None], int]:
   """Prepares a train step on a fixed random batch.
 
   Args:
     batch: number of images in the batch.
+    compiled: whether `torch.compile` compiles the forward pass, the backward pass and the optimizer.
 
   Returns:
     A function that runs one step, and the number of parameters.
@@ -65,9 +66,14 @@ def make_train_step(batch: int) -> tuple[Callable[[], None], int]:
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
   images, labels = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
 
+  def compute_loss() -> torch.Tensor:
+    return nn.functional.cross_entropy(model(images), labels, label_smoothing=0.1)
+
+  loss, update = (torch.compile(f) if compiled else f for f in (compute_loss, optimizer.step))
+
   def step() -> None:
     optimizer.zero_grad(set_to_none=True)
-    nn.functional.cross_entropy(model(images), labels, label_smoothing=0.1).backward()
-    optimizer.step()
+    loss().backward()
+    update()
 
   return step, sum(p.numel() for p in model.parameters())
