@@ -105,7 +105,7 @@ def test_the_flags_that_fine_tuning_names_do_what_it_says():
   assert set(parts.state_shapes.ema) == set(parts.state_shapes.params)
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("argument", "model", "changes"),
   [

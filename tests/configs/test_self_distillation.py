@@ -58,7 +58,7 @@ def test_a_recipe_has_the_arguments_of_dino(name, monkeypatch):
   assert model["stochastic_depth"] == 0.1
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_recipe_has_the_values_of_its_config(name, monkeypatch):
   published, parts = SHORT[name], known(name, monkeypatch)
@@ -86,7 +86,7 @@ def test_a_short_recipe_has_the_values_of_its_config(name, monkeypatch):
   assert ("position/table" in parts.state_shapes.params) == (published["pos"] == "learned")
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_dinov3_masks_an_exact_number_of_patches_and_turns_positions(monkeypatch):
   parts = known("dinov3:L/16,i1k", monkeypatch)
   rotary = parts.run.model.args["position"].args["rotary"]
