@@ -402,6 +402,8 @@ def _fixed_table(layout: Layout, description: Description) -> Callable[[], np.nd
   if not layout.stores_tables:
     return None
   model = models.functional(description)
+  if TABLE in model.shapes():  # a trained table
+    return None
   position = getattr(model.create(model.shapes()), "position", None)
   return position if isinstance(position, positions.Fixed) else None
 
