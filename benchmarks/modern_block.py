@@ -18,18 +18,19 @@ from vit_jax.storage import files
 from vit_jax.training import build
 from vit_jax.training.bound_run import BoundRun
 
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
   "plain": {"name": "ViT-B/16"},
   "plain by erf": {"name": "ViT-B/16", "gelu": "erf"},
   "ViT-5": {"name": "vit5_base"},
 }
 
 
-def make_run(images: int, **model: Any) -> BoundRun:
+def make_run(images: int, fsdp: bool = False, **model: Any) -> BoundRun:
   """Returns the run to measure.
 
   Args:
     images: size of the global batch.
+    fsdp: whether parameters are split over all devices.
     **model: arguments of the model.
   """
   return build.complete(
@@ -40,7 +41,7 @@ def make_run(images: int, **model: Any) -> BoundRun:
         optim=dict(name="adamw", lr=1e-3, weight_decay=0.1, warmup="10k", mu_dtype="bfloat16"),
         total="90ep",
         batch=images,
-        mesh=dict(data=-1),
+        mesh=dict(data=1, fsdp=-1) if fsdp else dict(data=-1),
       )
     )
   )

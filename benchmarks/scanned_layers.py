@@ -52,17 +52,18 @@ def measure(model: str, slice_: hardware.Slice, schedules: pathlib.Path, fsdp: b
   return {"step": step * 1e3, "bytes": plan.hbm_temporaries, "compilation": seconds}
 
 
-def extrapolate(short: Figures, long: Figures, depth: int) -> Figures:
-  """Returns the figures of a model, from those of the same model with `DEPTHS` blocks. They may be empty.
+def extrapolate(short: Figures, long: Figures, depth: int, depths: tuple[int, int] = DEPTHS) -> Figures:
+  """Returns the figures of a model, from those of the same model with fewer blocks. They may be empty.
 
   Args:
     short: figures with the smaller number of blocks.
     long: figures with the larger number of blocks.
     depth: number of blocks of the model.
+    depths: numbers of blocks of the two figures.
   """
   if not short or not long:
     return {}
-  factor = (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+  factor = (depth - depths[0]) / (depths[1] - depths[0])
   return {name: value + factor * (long[name] - value) for name, value in short.items()}
 
 

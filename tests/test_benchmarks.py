@@ -77,6 +77,8 @@ def test_ctrl_c_prints_one_line(name, monkeypatch, capsys):
     ("int8", ["--seeds=1"], "1"),
     ("gpu_step", ["--models=Q/16"], "'Q'"),
     ("shuffle", ["--jsn=a"], "unrecognized arguments: --jsn=a"),
+    ("chips", ["--topology=v9-8"], "v9-8"),
+    ("chips", ["--models=B/17"], "Did you mean 'B/16'?"),
     ("modern_block", ["--topology=v9-8"], "v9-8"),
     ("modern_block", ["--attention=fusd,xla"], "--attention: unknown implementation of attention 'fusd'. Did you mean"),
     ("muon", ["--topology=v9-8"], "v9-8"),
