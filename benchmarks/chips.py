@@ -16,17 +16,18 @@ import jax
 
 from benchmarks import modern_block, scanned_layers
 from vit_jax import cli, schema
+from vit_jax.models.published import vit
 from vit_jax.parallel import hardware
 from vit_jax.planning import estimate
 from vit_jax.storage import files
 
-MODELS = {  # name in the table -> name of the model, number of blocks
-  "S/16": ("ViT-S/16", 12),
-  "B/16": ("ViT-B/16", 12),
-  "ViT-5-B": ("vit5_base", 12),
-  "L/16": ("ViT-L/16", 24),
-  "H/14": ("ViT-H/14", 32),
-  "G/14": ("ViT-G/14", 48),
+MODELS = {  # name in the table -> name of the model, its size in `vit.SIZES`
+  "S/16": ("ViT-S/16", "S"),
+  "B/16": ("ViT-B/16", "B"),
+  "ViT-5-B": ("vit5_base", "B"),
+  "L/16": ("ViT-L/16", "L"),
+  "H/14": ("ViT-H/14", "H"),
+  "G/14": ("ViT-G/14", "G"),
 }
 SLICES = "v3-8,v4-16,v5e-8,v5p-16,v6e-8,tpu7x-8"  # eight devices each
 IMAGES = 32  # per device
@@ -84,10 +85,10 @@ def estimate_cell(model: str, slice_: hardware.Slice, schedules: pathlib.Path) -
     slice_: the slice.
     schedules: directory of the kernels' schedules.
   """
-  name, blocks = MODELS[model]
+  name, size = MODELS[model]
   for remat in ("none", "full"):
     short, long = (measure(name, slice_, depth, remat, schedules) for depth in DEPTHS)
-    figures = scanned_layers.extrapolate(short, long, blocks, DEPTHS)
+    figures = scanned_layers.extrapolate(short, long, vit.SIZES[size][1], DEPTHS)
     if figures["bytes"] <= slice_.chip.memory:
       break
   else:

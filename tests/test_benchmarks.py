@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import children
+from benchmarks import children, chips, scanned_layers
 from tests import recipes, runs
 from vit_jax import cli, runtime
 from vit_jax.schema import Choice, ConfigError
@@ -168,6 +168,21 @@ def test_int8_verdicts_follow_from_welchs_interval(plain, integers, verdict):
   cells = int8.compare_accuracies({"bfloat16": plain, "int8": integers})
   low, high = scipy.stats.ttest_ind(integers, plain, equal_var=False).confidence_interval()
   assert cells[3:] == [f"{low:.2f} to {high:.2f}", verdict]
+
+
+def test_table_of_chips_has_a_row_for_each_model_and_marks_recomputation():
+  fits, recomputed, large = (
+    chips.Cell(1234.4, 0.451, 3, "none"),
+    chips.Cell(56, 0.3, 15, "full"),
+    chips.Cell(0, 0, 99, ""),
+  )
+  table = chips.format_table({"S/16": {"a": fits, "b": recomputed}, "G/14": {"a": large, "b": large}}, ["a", "b"])
+  assert table.splitlines()[2:] == ["| S/16 | 1,234 (45%) | 56 (30%)* |", "| G/14 | does not fit | does not fit |"]
+
+
+def test_figures_of_few_blocks_are_extrapolated_linearly():
+  figures = {blocks: {"step": 0.5 + 0.25 * blocks, "bytes": 7.0 + 3 * blocks} for blocks in (2, 4, 12)}
+  assert scanned_layers.extrapolate(figures[2], figures[4], 12, chips.DEPTHS) == pytest.approx(figures[12])
 
 
 @pytest.mark.long
