@@ -60,6 +60,7 @@ def test_frozen_teacher_of_a_file_has_the_heads_of_the_file(tmp_path, x, sharing
   np.testing.assert_allclose(arrays["cls"], ARRAYS["cls"] + 1, atol=1e-3)  # the file of DINOv2 has float16
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("key", "value"), [("task__ema", "false"), ("task__prefix", "student.")])
 def test_keys_of_the_task_select_the_weights_of_the_frozen_teacher(tmp_path, key, value):
   path = write(tmp_path, ibot("shared")[0])
@@ -71,6 +72,7 @@ def test_keys_of_the_task_select_the_weights_of_the_frozen_teacher(tmp_path, key
   np.testing.assert_array_equal(chosen.load()["cls"], ARRAYS["cls"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("key", "value"), [("task__gram__ema", "false"), ("task__gram__prefix", "student.")])
 def test_keys_of_gram_anchoring_select_the_weights_of_its_teacher(tmp_path, key, value):
   path = write(tmp_path, ibot("shared")[0])

@@ -66,7 +66,7 @@ def test_dino_starts_with_the_heads_of_its_file(tmp_path, x, ema, number, fixed)
   assert re.search(rf"used only by self-distillation: {start_of_head}\.\* \(8 tensors\), dino_loss\.center", notes)
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_ibot_starts_with_separate_heads_and_the_token_of_the_student(tmp_path, x):
   content, _, teacher = ibot(K2)
   task, weights, notes = start(
@@ -79,7 +79,7 @@ def test_ibot_starts_with_separate_heads_and_the_token_of_the_student(tmp_path, 
   assert "0 with new values" in notes
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_ibot_starts_with_a_shared_head(tmp_path, x):
   content, _, teacher = ibot("shared")
   task, weights, notes = start(write(tmp_path, content), "dinov2", task__sharing="all", task__centering="mean")
@@ -98,6 +98,7 @@ def test_dinov2_starts_with_both_heads(tmp_path, x):
   assert np.all(weights["task/mask_token"] == np.float32(0.25)) and "0 with new values" in notes
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("changes", "reason"), [
   ({"task__prototypes": 30}, r"task/head/last/kernel is \(8, 24\) in the weights, \(8, 30\) in the task"),
   ({"task__hidden": 16}, r"task/head/layer0/bias is \(12,\) in the weights, \(16,\) in the task"),
@@ -111,6 +112,7 @@ def test_head_of_another_form_is_new(tmp_path, changes, reason):
   assert not any(path.startswith("task/") for path in weights) and weights.keys() >= ARRAYS.keys()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("fixed", "plain", "last_layer", "reason"), [
   (True, False, "plain", "only the file has task/head/last/scale"),
   (True, False, "weight_norm", None),
@@ -151,6 +153,7 @@ def test_evaluation_of_weights_without_the_heads_of_the_task_is_an_error(tmp_pat
     evaluate.import_weights(made, own=False)
 
 
+@pytest.mark.long
 def test_heads_are_new_if_the_file_has_none_or_if_the_config_requires_it(tmp_path):
   _, weights, notes = start(write(tmp_path, backbone()), "dino")
   assert "task/head: new values, because the weights have none" in notes
@@ -158,6 +161,7 @@ def test_heads_are_new_if_the_file_has_none_or_if_the_config_requires_it(tmp_pat
   assert weights.keys() == others.keys() == ARRAYS.keys()
 
 
+@pytest.mark.long
 def test_last_layer_for_patches_is_new_without_its_mlp(tmp_path):
   _, weights, notes = start(
     write(tmp_path, ibot(K2)[0]), "dinov2", task__sharing="mlp", **PATCHES | {"task__hidden": 16}
@@ -198,6 +202,7 @@ def test_value_that_is_not_finite_is_an_error(tmp_path):
   assert importers.read(tmp_path / "checkpoint.pth").arrays.keys() == ARRAYS.keys()  # heads are not read
 
 
+@pytest.mark.long
 def test_new_heads_do_not_read_those_of_the_file(tmp_path):
   content, *_ = dino()
   content["teacher"]["head.mlp.0.bias"][0] = float("nan")
