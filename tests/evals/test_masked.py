@@ -27,6 +27,7 @@ def parts(name, **changes):
   return build.build(runs.run(**(SMALL | keys | changes)), jax.devices())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TASKS)
 def test_figures_are_the_means_over_single_images(name):
   made = parts(name, evals__test__split="test[:40]", evals__test__batch=16)  # the last batch is padded

@@ -146,6 +146,7 @@ def train(made, steps=3, state=None):
   return state, history
 
 
+@pytest.mark.long
 def test_running_averages_have_no_optimizer_state_and_no_decay():
   made = parts()
   before = jax.device_get(made.init().params)

@@ -75,6 +75,7 @@ def predict_in_numpy(values, seen, order):
   return (norm(x, values, "norm") @ values["prediction/kernel"] + values["prediction/bias"])[prefix:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prefix", [0, 1, 3])
 def test_visible_tokens_keep_their_places_and_mask_tokens_fill_the_rest(prefix):
   values, seen = params(), tokens(prefix)

@@ -158,6 +158,7 @@ def test_bfloat16_is_close_and_returns_float32():
   assert np.abs(half - whole).max() < 0.1 * np.abs(whole).max()
 
 
+@pytest.mark.long
 def test_model_without_classes_returns_the_input_of_the_head():
   model = make_small(classes=0)
   features, found = models.capture(model, "pre_logits", "features", "stages/*/*")(modules.images(24))

@@ -83,6 +83,7 @@ def test_the_loss_is_the_mean_over_pairs_of_different_crops(drawn):
   assert statistics.keys() == stage.statistics
 
 
+@pytest.mark.long
 def test_no_gradient_reaches_the_teacher_and_the_centre(drawn):
   stage, params, teacher, examples = drawn
 
