@@ -109,7 +109,7 @@ def main() -> None:
   parser.add_argument("--topology", type=cli.parse_slices, default="v3:4x4", help="a slice")
   names = cli.make_names_parser("implementation of attention", vit_choices.ATTENTION)
   parser.add_argument("--attention", type=names, default="xla,fused", help="implementations, separated by commas")
-  names = cli.make_names_parser("product", typing.get_args(int8.Matmul))
+  names = cli.make_names_parser("matmul type", typing.get_args(int8.Matmul))
   parser.add_argument("--matmul", type=names, default="default", help="default, int8 or both, separated by a comma")
   parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices")
   parser.add_argument("--images", type=int, default=32, help="on a device")

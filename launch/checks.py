@@ -201,7 +201,7 @@ def _check_extra(run: Run, place: str, package: str, remedy: str) -> Iterator[Fi
   elif run.backend != "local" and not run.python:
     workers = "TPU VMs" if run.backend == "qr" else "hosts"
     text = f"{place} needs {package}, which the launcher does not install on {workers}"
-    yield Finding("refuse", f"{text}. Name an interpreter on the {workers} that has it (--python), or {remedy}")
+    yield Finding("refuse", f"{text}. Set --python to an interpreter that has it, or {remedy}")
 
 
 def check_data(run: Run, folder: str, names: Sequence[str]) -> Iterator[Finding]:
@@ -290,7 +290,8 @@ def read_config(run: Run, root: pathlib.Path) -> tuple[str | None, list[Finding]
   if run.module != PLANNED:
     return path, []
   if not find_flag_value(run.args, "--config"):
-    return path, [Finding("refuse", f"--config: missing; {PLANNED} needs one, as --config=digits")]
+    text = f"--config: missing. {PLANNED} requires a config. Use a value such as --config=digits"
+    return path, [Finding("refuse", text)]
   if missing := _explain_missing(NEEDED[:-1]):
     return path, [Finding("warn", f"the config cannot be read, because {missing}")]
   places: list[str] = []

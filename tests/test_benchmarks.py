@@ -91,7 +91,7 @@ def test_ctrl_c_prints_one_line(name, monkeypatch, capsys):
     (
       "tpu_step",
       ["--matmul=default,in8"],
-      "--matmul: unknown product 'in8'. Did you mean 'int8'? Allowed: def",
+      "--matmul: unknown matmul type 'in8'. Did you mean 'int8'? Allowed: def",
     ),
     ("scanned_layers", ["--topology=v3-32,v9-8"], "v9-8"),
   ],

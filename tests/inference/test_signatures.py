@@ -105,8 +105,8 @@ def test_signature_of_another_key_is_refused(signed, tmp_path):
 def test_pipes_are_not_read(signed, tmp_path):
   out, public = signed
   os.mkfifo(tmp_path / "pipe")
-  fail(out, tmp_path / "pipe", "pipe is not a file. Name the file of a key")
-  with pytest.raises(ConfigError, match=r"pipe is not a file. Name the file of a key"):
+  fail(out, tmp_path / "pipe", "pipe is not a file. Use the path of a key file")
+  with pytest.raises(ConfigError, match=r"pipe is not a file. Use the path of a key file"):
     signatures.check_signing(out, tmp_path / "pipe")
   os.mkfifo(out.with_name("preprocessor_config.json"))
   fail(out, public, "preprocessor_config.json is not a regular file, and signatures cover regular files only")
@@ -129,10 +129,10 @@ def test_key_is_read_once_from_a_pipe(tmp_path):
 
 def test_missing_files_and_signatures_are_reported(signed, tmp_path):
   out, public = signed
-  fail(tmp_path / "absent.npz", public, r"absent.npz does not exist. Name a signed file")
+  fail(tmp_path / "absent.npz", public, r"absent.npz does not exist. Use the path of a signed file")
   (tmp_path / "a.npz").write_bytes(b"x")
   fail(tmp_path / "a.npz", public, r"a.npz.sig does not exist. Sign with: convert IN OUT --sign=KEY")
-  fail(out.parent, public, rf"out.sig does not exist. Only files in it are signed. Name such a file: {out}$")
+  fail(out.parent, public, rf"out.sig does not exist. Only files in it are signed. Use such a file: {out}$")
 
 
 @pytest.mark.parametrize("form", ["absent", "text", "long", "encrypted", "ed25519", "secp256k1", "public"])
@@ -150,7 +150,7 @@ def test_unusable_keys_are_reported_before_anything_is_written(tmp_path, form):
   elif form == "secp256k1":
     key, _ = write_keys(tmp_path, "other", ec.generate_private_key(ec.SECP256K1()))
   source = small_weights.file(tmp_path)
-  problem = "does not exist" if form == "absent" else "is not a private key. Name an elliptic curve key [^\n]*-genkey"
+  problem = "does not exist" if form == "absent" else "is not a private key. Use an elliptic curve key [^\n]*-genkey"
   with pytest.raises(ConfigError, match=rf"^--sign: {key} {problem}") as error:
     convert.main([str(source), str(tmp_path / "out.npz"), f"--sign={key}"])
   assert "\n" not in str(error.value) and not (tmp_path / "out.npz").exists()
@@ -162,7 +162,7 @@ def test_unusable_public_keys_are_reported(signed, tmp_path, form):
   _, other = write_keys(tmp_path, "other", ed25519.Ed25519PrivateKey.generate())
   (tmp_path / "text.pub").write_text("no key")
   key = {"private": private, "ed25519": other, "text": tmp_path / "text.pub"}[form]
-  fail(signed[0], key, rf"^--verify: {key} is not a public key. Name the public half .* openssl ec -in KEY -pubout$")
+  fail(signed[0], key, rf"^--verify: {key} is not a public key. Use the public key of .* openssl ec -in KEY -pubout$")
 
 
 @pytest.fixture
@@ -238,13 +238,13 @@ def test_index_of_several_files_is_refused(tmp_path):
   _, public = write_keys(tmp_path)
   for name in ("model.safetensors.index.json", "model.safetensors.index.json.sig"):
     (tmp_path / name).write_text("{}")
-  fail(tmp_path / "model.safetensors.index.json", public, "is the index of several weight files. Name the directory")
+  fail(tmp_path / "model.safetensors.index.json", public, "is the index of several weight files. Use the directory")
 
 
 def test_signature_of_an_earlier_file_is_kept_and_refused(tmp_path):
   source = small_weights.file(tmp_path)
   (tmp_path / "out.npz.sig").write_text("old")
-  with pytest.raises(ConfigError, match=r"out.npz.sig already exists, and is the signature of other files. Remove it"):
+  with pytest.raises(ConfigError, match=r"out.npz.sig already exists and belongs to other files. Remove it"):
     convert.main([str(source), str(tmp_path / "out.npz")])
   assert (tmp_path / "out.npz.sig").read_text() == "old" and not (tmp_path / "out.npz").exists()
 

@@ -80,7 +80,7 @@ def test_exit_code_is_the_code_of_the_first_refusal(codes, code):
     (
       "hosts",
       ["--weights=hf:a/b"],
-      "install on hosts. Name an interpreter on the hosts that has it (--python), or write",
+      "install on hosts. Set --python to an interpreter that has it, or write",
     ),
     ("hosts", ["--config.init.from=hf:a/b"], "vit_jax.convert hf:a/b gs://BUCKET/weights.safetensors"),
     (

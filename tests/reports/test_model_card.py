@@ -157,7 +157,7 @@ def test_only_loaders_of_the_uploaded_form_are_named(tmp_path, sidecar, library,
 def test_licence_is_required_and_checked():
   assert model_card.check_licence("cc-by-4.0") == "cc-by-4.0"
   with pytest.raises(
-    ConfigError, match=r"^--licence: missing. An upload requires a licence. Write the name of a licence"
+    ConfigError, match=r"^licence: missing. An upload requires a licence \(--licence=NAME or licence=NAME\). Write"
   ):
     model_card.check_licence(None)
   for text in ("", "Apache 2", "mit\nx: y", "../x"):

@@ -42,7 +42,7 @@ def test_answers_of_another_form_are_one_line(hub, answer):
   hub.answers["GET model"] = answer
   for text in ("hf:a/b", f"hf:a/b@{COMMIT}"):
     hub_server.forget_commits()
-    assert "gave an answer of another form than the Hub" in fail(text) and "Check HF_ENDPOINT" in fail(text)
+    assert "is not that of a Hub server" in fail(text) and "Check HF_ENDPOINT" in fail(text)
 
 
 def test_passwords_of_the_server_are_not_printed(hub, tmp_path, monkeypatch):

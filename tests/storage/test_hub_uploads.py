@@ -36,11 +36,11 @@ def test_uploads_that_the_hub_would_refuse_are_reported(hub, monkeypatch):
   monkeypatch.setenv("HF_TOKEN", "hf_writer")
   fail("hf:them/new", "the token may write to repositories of me, Lab. Write hf:me/new, or use another token")
   hub.repositories["me/full"].commit({"config.json": b""})
-  fail("hf:me/full", "the repository already contains config.json. Name a new repository", public=True)
-  fail("hf:me/full", "the repository exists and is public. Set --public, or name a new repository")
+  fail("hf:me/full", "the repository already contains config.json. Use a new repository", public=True)
+  fail("hf:me/full", "the repository exists and is public. Set --public, or use a new repository")
   for answer in (b"[]", b"{}", b'{"auth": {"type": "access_token"}}', b"<html>"):
     hub.answers["GET whoami"] = answer
-    fail("hf:me/new", "gave an answer of another form than the Hub .*. Check HF_ENDPOINT")
+    fail("hf:me/new", "the response of .* is not that of a Hub server .*. Check HF_ENDPOINT")
 
 
 def test_unreachable_hub_is_reported_without_the_cache_of_downloads(hub, monkeypatch):
@@ -69,7 +69,7 @@ def test_uploads_are_one_commit_in_a_private_repository(hub, tmp_path, monkeypat
   assert page == f"{hub.address}/me/new/commit/{commit}" and len(repository.commits) == 2
   assert {name: repository.commits[commit][name] for name in files} == files
   assert repository.private and hub.requests["PUT upload"] == 1
-  with pytest.raises(ConfigError, match=r"already contains README.md, config.json, model.safetensors. Name a new"):
+  with pytest.raises(ConfigError, match=r"already contains README.md, config.json, model.safetensors. Use a new"):
     hub_uploads.upload(tmp_path, hub_addresses.parse_address("hf:me/new"), public=False)
   hub_uploads.upload(tmp_path, hub_addresses.parse_address("hf:me/open"), public=True)
   assert not hub.repositories["me/open"].private

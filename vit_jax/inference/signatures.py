@@ -20,12 +20,12 @@ from vit_jax.storage import files, hub_addresses, paths
 
 _KEY_BYTES = 2**16
 _KEY = "an elliptic curve key (P-256, P-384 or P-521) in a PEM file"
-_PRIVATE = f"Name {_KEY} without a password, such as that of: openssl ecparam -name prime256v1 -genkey -noout"
-_PUBLIC = f"Name the public half of {_KEY}, such as that of: openssl ec -in KEY -pubout"
+_PRIVATE = f"Use {_KEY} without a password. To create one, run: openssl ecparam -name prime256v1 -genkey -noout"
+_PUBLIC = f"Use the public key of {_KEY}. To create one, run: openssl ec -in KEY -pubout"
 _DISTRUST = "Do not use the files, unless you know the reason"
 _PIPES = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # for example, <(COMMAND) in a shell
 _LOCK = "lock"  # file of a workdir that every program replaces while it uses the workdir
-# What the package raises for keys and signatures of another form. RecursionError is a RuntimeError.
+# Exceptions of the package for malformed keys and signatures. RecursionError is a RuntimeError.
 _PROBLEMS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
 
 
@@ -60,9 +60,9 @@ def list_signed_files(path: pathlib.Path) -> list[pathlib.Path]:
   if path.is_dir():
     found = sorted(_list_files(path))
   elif path.name.lower().endswith(".index.json"):
-    raise ConfigError(f"{path} is the index of several weight files. Name the directory that contains them")
+    raise ConfigError(f"{path} is the index of several weight files. Use the directory that contains them")
   else:
-    own = path.suffix.lower() in (".npz", *exported.FORMATS)  # their metadata are in one document of the same stem
+    own = path.suffix.lower() in (".npz", *exported.FORMATS)  # metadata are in STEM.json
     names = (f"{path.stem}.json",) if own else metadata.SIDECARS
     found = [path, *(file for name in names if os.path.lexists(file := path.with_name(name)))]
   for file in found:
@@ -74,7 +74,7 @@ def list_signed_files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _list_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields all entries of a directory and its subdirectories, except subdirectories and the lock of a workdir."""
+  """Yields the files and links in a directory tree, without directories and without the lock of a workdir."""
 
   def fail(error: OSError) -> None:
     raise error
@@ -127,10 +127,10 @@ def sign(path: pathlib.Path, signer: Signer) -> pathlib.Path:
 
 
 def check_unsigned(path: pathlib.Path) -> None:
-  """Raises ConfigError if an output that does not exist yet already has a signature, which belongs to other files."""
+  """Raises ConfigError if the signature file of a new output already exists. It belongs to earlier files."""
   signature = name_signature(path)
   if signature.exists() or os.path.lexists(signature):  # also true for a dangling link
-    raise ConfigError(f"{signature} already exists, and is the signature of other files. Remove it, or rename {path}")
+    raise ConfigError(f"{signature} already exists and belongs to other files. Remove it, or choose another output")
 
 
 def verify(path: pathlib.Path, key: pathlib.Path) -> str:
@@ -179,18 +179,18 @@ def _find_signature(path: pathlib.Path) -> pathlib.Path:
   if paths.in_bucket(path):
     raise ConfigError(f"--verify: {path} is in a bucket. Copy the files and the signature to a disk")
   if not path.exists():
-    raise ConfigError(f"--verify: {path} does not exist. Name a signed file or directory")
+    raise ConfigError(f"--verify: {path} does not exist. Use the path of a signed file or directory")
   signature = name_signature(path)
   if signature.exists():
     return signature
   advice = "Sign with: convert IN OUT --sign=KEY"
   if path.is_dir() and (others := sorted(path.glob("*.sig"))):
-    advice = f"Only files in it are signed. Name such a file: {format_names([file.with_suffix('') for file in others])}"
+    advice = f"Only files in it are signed. Use such a file: {format_names([file.with_suffix('') for file in others])}"
   raise ConfigError(f"--verify: {signature} does not exist. {advice}")
 
 
 def _describe_differences(bundle: Mapping[str, Any], actual: Mapping[str, str]) -> str:
-  """Returns the differences between the files and the list in their signature, which has a valid key.
+  """Returns the differences between the files and the list in their signature. The key has already been checked.
 
   Args:
     bundle: JSON object of the signature.
@@ -202,7 +202,7 @@ def _describe_differences(bundle: Mapping[str, Any], actual: Mapping[str, str]) 
     statement = files.parse_json(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
     expected = {each["name"]: each["digest"] for each in statement["predicate"]["resources"]}
   except (ValueError, TypeError, LookupError):
-    return "the signature has another form"
+    return "the signature has an unknown format"
   changed = [name for name in actual.keys() & expected.keys() if actual[name] != expected[name]]
   groups = (
     (changed, "changed"),
@@ -236,7 +236,7 @@ def _make_hashing(covered: Sequence[pathlib.Path]) -> Any:
       self.set_ignored_paths(paths=(), ignore_git_paths=False)
 
     def add_ignored_paths(self, **ignored: object) -> None:
-      """Ignores nothing, although the signature may contain a list of files that its maker ignored."""
+      """Does nothing. The signature may list files to ignore, but all files must be verified."""
 
     def hash(self, model_path: object, *, files_to_hash: object = None) -> Any:
       manifest = super().hash(model_path, files_to_hash=covered)
@@ -252,10 +252,10 @@ def _read_key(place: str, key: pathlib.Path, problem: str) -> Iterator[None]:
   if paths.in_bucket(key):
     raise ConfigError(f"{place} is in a bucket. Copy the key to a disk")
   if not key.exists():
-    raise ConfigError(f"{place} does not exist. Name the file of a key")
+    raise ConfigError(f"{place} does not exist. Use the path of a key file")
   if not str(key).startswith(_PIPES):  # reading another pipe may never end
     if not key.is_file():
-      raise ConfigError(f"{place} is not a file. Name the file of a key")
+      raise ConfigError(f"{place} is not a file. Use the path of a key file")
     if key.stat().st_size > _KEY_BYTES:
       raise ConfigError(f"{place} {problem}")
   try:

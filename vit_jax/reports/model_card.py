@@ -17,7 +17,7 @@ from vit_jax.schema import ConfigError, show
 from vit_jax.storage import hub_addresses
 
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
-# Keys of a config whose values may be paths, alone or inside a value.
+# Config keys whose values may be paths. The keys may also occur inside a value, such as a dict.
 _PATH_KEY = re.compile(
   r"(?<![A-Za-z])(?:paths?|from|teacher|label(?:s|led)|root|dir|folders?|index|classes|files?|manifest)(?![A-Za-z])"
   r"[\w.]*['\"]?\s*:"
@@ -45,9 +45,9 @@ def check_licence(licence: str | None) -> str:
   """
   advice = "Write the name of a licence on the Hub, such as apache-2.0, cc-by-4.0 or other"
   if licence is None:
-    raise ConfigError(f"--licence: missing. An upload requires a licence. {advice}")
+    raise ConfigError(f"licence: missing. An upload requires a licence (--licence=NAME or licence=NAME). {advice}")
   if not _LICENCE.fullmatch(licence):
-    raise ConfigError(f"--licence: {show(licence)} is not a name. {advice}")
+    raise ConfigError(f"licence: {show(licence)} is not a name. {advice}")
   return licence
 
 
@@ -135,7 +135,7 @@ def _select_figure(name: str, averaged: bool) -> str:
 
 
 def _describe_recipe(text: str) -> str:
-  """Returns the file name of a recipe with its argument, without the folder and without an argument with a path."""
+  """Returns the file name and argument of a recipe. Omits the folder, and an argument that may contain a path."""
   named = re.match(r"(.*?\.py|[^:]*)(?::(.*))?$", text, re.DOTALL)
   file, argument = (named[1], named[2]) if named else ("", None)
   name = re.split(r"[/\\]", file)[-1]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from vit_jax.schema import ConfigError, extras, texts
 from vit_jax.storage.hub_addresses import Address
 
-# What the library raises for an answer of another form. It reads answers without checking their types.
+# Exceptions that the library raises for malformed responses, because it does not check their types.
 _MALFORMED = (TypeError, AttributeError, LookupError, AssertionError)
 
 
@@ -97,13 +97,13 @@ def convert_errors(address: Address, uploads: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def check_answers(address: Address) -> Iterator[None]:
-  """Converts errors of the library about answers of another form to ConfigError.
+  """Converts errors of the library about malformed responses to ConfigError.
 
   Args:
     address: the address, with which the message starts.
 
   Raises:
-    ConfigError: the library could not read an answer.
+    ConfigError: the library could not read a response.
   """
   from huggingface_hub import constants, errors
 
@@ -116,7 +116,7 @@ def check_answers(address: Address) -> Iterator[None]:
       raise
     endpoint = texts.hide_passwords(constants.ENDPOINT)
     raise ConfigError(
-      f"{address}: {endpoint} gave an answer of another form than the Hub ({_find_reason(error)}). Check HF_ENDPOINT"
+      f"{address}: the response of {endpoint} is not that of a Hub server ({_find_reason(error)}). Check HF_ENDPOINT"
     ) from error
 
 

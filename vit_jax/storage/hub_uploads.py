@@ -62,9 +62,9 @@ def _check_repository(api: Any, address: Address, public: bool) -> None:
     names = sorted({each.rfilename for each in info.siblings or ()} - {".gitattributes"})
     private = bool(info.private)
   if not public and not private:
-    raise ConfigError(f"{address}: the repository exists and is public. Set --public, or name a new repository")
+    raise ConfigError(f"{address}: the repository exists and is public. Set --public, or use a new repository")
   if names:
-    raise ConfigError(f"{address}: the repository already contains {format_names(names, 3)}. Name a new repository")
+    raise ConfigError(f"{address}: the repository already contains {format_names(names, 3)}. Use a new repository")
 
 
 def upload(folder: pathlib.Path, address: Address, public: bool) -> str:
