@@ -29,17 +29,17 @@ def flags_of_verb(verb):
   return {*found} - {"--help"}
 
 
-def flags_of_launch(verb):
-  """Returns the groups of names of the long flags of a verb of `launch`; one name of a group is enough."""
+def flags_of_launch(verb=None):
+  """Returns the groups of names of the long flags of `launch`, or of its verb; one name of a group is enough."""
   groups = []
 
   def read(self, words):
     verbs = next(action for action in self._actions if isinstance(action, argparse._SubParsersAction))
-    groups.extend(action.option_strings for action in verbs.choices[verb]._actions)
+    groups.extend(action.option_strings for action in (verbs.choices[verb] if verb else self)._actions)
     raise checks.Parsed(argparse.Namespace())
 
   with mock.patch.object(launch_flags.Parser, "parse_known_args", read), pytest.raises(checks.Parsed):
-    launch_flags.parse_flags([verb, "name"])
+    launch_flags.parse_flags([verb or "run", "name"])
   return [names for names in groups if names and "--help" not in names]
 
 
@@ -70,10 +70,13 @@ def inline_flags():
 
 def test_flags_in_prose_exist():
   known = {flag.removeprefix("--") for verb in VERBS for flag in flags_of_verb(verb)}
-  known |= {name.removeprefix("--") for verb in launch_flags.VERBS for names in flags_of_launch(verb) for name in names}
+  known |= {
+    name.removeprefix("--") for verb in (None, *launch_flags.VERBS) for names in flags_of_launch(verb) for name in names
+  }
   keys = {field.name for kind in (config.Run, config.Measurement) for field in dataclasses.fields(kind)}
   known |= {f"config.{key}" for key in keys} | {"config.KEY", "help", "topology"}
   known |= {"xla_backend_extra_options"}  # a flag of XLA
+  known |= {"user", "volume"}  # flags of docker
   unknown = [
     (page, flag) for page, flag in sorted(inline_flags()) if flag not in known and not flag.startswith("data.")
   ]
