@@ -23,7 +23,7 @@ ROUNDS ?= 20
 MODEL ?= ViT-B/16
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
-# A value as one word of a shell.
+# Quotes a value for the shell.
 quote = '$(subst ','\'',$(1))'
 $(if $(word 2,$(LOCK)),$(error LOCK: expected one file, got '$(LOCK)'. Use a value such as LOCK=requirements/gpu.txt))
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar=on
@@ -77,7 +77,7 @@ docs: $(VENV)/installed-docs
 docs-serve: $(VENV)/installed-docs
 	$(BIN)/python -m mkdocs serve
 
-# The second command removes the path of this clone.
+# sed replaces the path of this clone by `.`.
 sbom: $(VENV)/installed-sbom
 	$(BIN)/cyclonedx-py environment --output-reproducible --output-file sbom.json $(BIN)/python
 	sed 's|"file://[^"]*"|"."|' sbom.json > sbom.json.new

@@ -33,7 +33,7 @@ REPORT = ["altair>=6,<7", "vl-convert-python>=1.9,<2"]
 
 
 class CleanBuild(build):
-  """Builds in an empty folder. Otherwise files of an earlier build, which no longer exist, would get into the wheel."""
+  """A build in an empty folder. The wheel has no files that were removed from the source since the last build."""
 
   def run(self) -> None:
     """Removes the folder and builds."""

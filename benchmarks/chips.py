@@ -2,8 +2,9 @@
 
 The TPU compiler compiles the train step of `benchmarks.modern_block` for eight devices, with 32 images of 224 px per
 device, XLA's attention, and parameters split over all devices. Models with 2 and 4 blocks are compiled, and their
-figures are extrapolated to all blocks. A step includes collectives without overlap, and no waiting for input. If the
-activations of a model do not fit, the step recomputes them (remat="full"). Needs `pip install -e '.[tpu]'` and no TPU.
+figures are extrapolated to all blocks. The estimates assume that collectives do not overlap with computation, and that
+steps never wait for input. If the activations of a model do not fit, the step recomputes them (remat="full"). Needs
+`pip install -e '.[tpu]'` and no TPU.
 """
 
 import json
@@ -42,7 +43,7 @@ class Cell(NamedTuple):
     rate: images/s per chip.
     mfu: model FLOPs utilisation.
     gigabytes: GiB of memory per device.
-    remat: rematerialisation policy, "none" or "full". With "", the model does not fit.
+    remat: rematerialisation policy, "none" or "full", or "" if the model does not fit.
   """
 
   rate: float

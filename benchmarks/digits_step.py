@@ -1,11 +1,11 @@
 """Compares the train step of `make digits` with PyTorch: python -m benchmarks.digits_step [--eager] [--json=FILE]
 
 All sides train CCT-2/3x2 with batch 64, float32, AdamW, label smoothing 0.1, attention dropout and stochastic depth
-0.1 on all cores of this machine. The side of this package is the whole train step of configs/digits.py, with random
-affine augmentation, clipping and metrics. The peers are eager PyTorch and `torch.compile`, which get tensors that are
-already prepared. The sides alternate, one step each, so that other load on the machine affects all of them. Needs
-`pip install -e '.[torch]'`. `torch.compile` needs a C++ compiler, and compiles for a minute or more. `--eager` omits
-this side.
+0.1 on all cores of this machine. vit_jax runs the whole train step of configs/digits.py, with random affine
+augmentation, clipping and metrics. The peers are eager PyTorch and `torch.compile`, which get tensors that are already
+prepared. The sides alternate, one step each, so that other load on the machine affects all of them. Needs
+`pip install -e '.[torch]'`. `torch.compile` needs a C++ compiler and takes a minute or more to compile. `--eager` skips
+`torch.compile`.
 """
 
 import json

@@ -53,7 +53,9 @@ def measure(model: str, slice_: hardware.Slice, schedules: pathlib.Path, fsdp: b
 
 
 def extrapolate(short: Figures, long: Figures, depth: int, depths: tuple[int, int] = DEPTHS) -> Figures:
-  """Returns the figures of a model, from those of the same model with fewer blocks. They may be empty.
+  """Returns the figures of a model, from those of the same model with fewer blocks.
+
+  Returns {} if the figures of a depth are missing.
 
   Args:
     short: figures with the smaller number of blocks.

@@ -7,8 +7,9 @@ Command:   python -m vit_jax.train --config=dinov2:L/16,i1k --workdir=runs/dinov
            dinov2:folder continues from published weights with your images; see docs/guides/adapt-dinov2.md.
            dinov2:glyphs is ViT-Lite-2/4 on 20,000 generated signs
 Hardware:  published: 32 A100, about a day for L/16; 96 A100, 3.3 days for L/14; 22,000 A100-hours for g/14; glyphs: two
-           CPU cores. Planned hours on v3-32, v4-64, v5e-64 and v5e-256: L/16 127.5, 42.9, 22.2 and 6.0. L/14 on the
-           first three: 1,480, 492 and 339. Planned for folder on one v5e: 2.6 GiB, 205 images/s
+           CPU cores. Planned hours on v3-32, v4-64, v5e-64 and v5e-256: L/16 127.5, 42.9, 22.2 and 6.0. L/14 1,480,
+           492, 339 and 80. g/14 does not fit on the first two, and needs 1,019 and 211 hours on the others. Planned for
+           folder on one v5e: 2.6 GiB, 205 images/s
 Result:    published k-NN and linear probes of the teacher on ImageNet's validation images: L/16 81.6 and 82.9 %;
            L/14 on ImageNet-22k 82.0 and 84.5 %; g/14 on LVD-142M 83.5 and 86.5 %
 Source:    configs of facebookresearch/dinov2: vitl16_short, vitl14 and vitg14. An epoch is 1,250 iterations there. The

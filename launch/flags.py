@@ -66,7 +66,7 @@ class _PrintVersion(argparse.Action):
   """A flag that prints the version of the package and ends the program."""
 
   def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-    """Prints the version, which is in a module of vit_jax next to this package. This package does not import it."""
+    """Prints the version. Reads it from the source of vit_jax, because this package does not import vit_jax."""
     text = pathlib.Path(__file__).parents[1].joinpath("vit_jax/schema/extras.py").read_text()
     print(*re.findall(r'^VERSION = "(.+?)"', text, re.MULTILINE))
     parser.exit()

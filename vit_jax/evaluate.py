@@ -136,9 +136,9 @@ def select_run(arguments: argparse.Namespace) -> BoundRun:
 
 
 def pin_run(run: BoundRun, arguments: argparse.Namespace) -> BoundRun:
-  """Returns the run with the commits of weights on the Hub that the first process finds.
+  """Returns the run with pinned weights: the first process finds the commits, and all processes use them.
 
-  All processes must call this function. Weights without a commit in `arguments` are replaced.
+  All processes must call this function. It adds the commits to `arguments.weights` and `arguments.overrides`.
 
   Args:
     run: the run that the flags select.
@@ -159,7 +159,7 @@ def pin_run(run: BoundRun, arguments: argparse.Namespace) -> BoundRun:
 def find_run(arguments: argparse.Namespace) -> BoundRun:
   """Returns the run of a workdir, or the run of a config with weights.
 
-  The run adopts settings of its weights, unless weights on the Hub have no commit yet, see `pin_run`.
+  The run adopts settings of its weights. Weights on the Hub need a commit for this, see `pin_run`.
 
   Args:
     arguments: parsed flags.

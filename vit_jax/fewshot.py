@@ -3,8 +3,8 @@
 PATH is any weight file that `vit_jax.convert` reads, or a workdir. Only the probes are trained. The table contains the
 mean top-1 and its standard deviation over the seeds that draw the images. Features are cached under a hash of weights,
 preparation and images. If shots, seeds or probes change, only features that are not cached are computed.
-The recipe probes has probes on whole splits (nearest neighbours and linear), and the dense probe, which classifies each
-pixel.
+The recipe `probes` contains probes on whole splits (nearest neighbours and linear) and the dense probe, which
+classifies each pixel.
 
 --json=FILE writes every draw with its figure and the names of the drawn images, and the IoU of each class for a dense
 probe. --write-predictions=FILE.csv writes a row for each test image: id, label, and the prediction of each probe.

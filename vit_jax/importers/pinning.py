@@ -71,7 +71,8 @@ def pin_weights(run: Run, stored: Mapping[str, Any]) -> dict[str, str]:
 def pin_together(run: Run, stored: Mapping[str, Any]) -> dict[str, str]:
   """Returns the result of `pin_weights` in the first process, on all processes of a run.
 
-  Each process would find another commit if a branch moves during the start. All processes must call this function.
+  Without this function, processes could find different commits if a branch moves during the start. All processes must
+  call this function.
 
   Args:
     run: a resolved run.
@@ -80,7 +81,7 @@ def pin_together(run: Run, stored: Mapping[str, Any]) -> dict[str, str]:
   Raises:
     ConfigError: the processes name different weights, or a commit cannot be found. All processes raise the error.
   """
-  # The pins of the first process replace the addresses of all processes. A later comparison would find no difference.
+  # Compare the addresses first, because the pins of the first process replace those of all processes.
   runtime.check_equal_facts({f"config.{key}": address for key, address in find_addresses(run).items()})
   return _share_pins(lambda: pin_weights(run, stored))
 
@@ -121,7 +122,7 @@ def pin_shared_weights(run: Run, pins: list[str]) -> dict[str, str]:
 
   Args:
     run: a resolved run.
-    pins: addresses with the commits that are already in use. The commits of other addresses are added in place.
+    pins: addresses with the commits that are already in use. New addresses with commits are appended.
 
   Returns:
     {key of the config: address with a commit}.

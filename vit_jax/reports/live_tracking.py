@@ -25,15 +25,15 @@ from vit_jax.runtime import children, print_line
 
 PAUSE = 60.0  # minimum number of seconds between two exports
 SHARE = 0.05  # minimum pause as a share of the run's time: W&B writes a folder for each export
-LIMIT = 120.0  # maximum number of seconds of an export, and of all work after the end of training
+LIMIT = 120.0  # limit in seconds of an export, and of `LiveTracking.finish` in total
 LONGEST = 300  # characters of a problem in a warning
 
 
 class LiveTracking:
   """The exports of a run, one after the other. As a context, it exports while the run trains.
 
-  A failed export is reported once, and tried again at the next time. It never raises an error. No export outlives the
-  process of the run.
+  A failed export is reported once, and tried again at the next time. It never raises an error. On Linux, no export
+  outlives the process of the run. Other systems apply only the time limit if the process is killed.
 
   Args:
     workdir: workdir of the run.
@@ -64,7 +64,7 @@ class LiveTracking:
   def __exit__(
     self, kind: type[BaseException] | None, error: BaseException | None, at: types.TracebackType | None
   ) -> None:
-    """Starts no further exports. An export in progress continues, unless the run was stopped."""
+    """Starts no further exports. An export in progress continues, unless the run was stopped or failed."""
     self._stopped.set()
     if error is not None:
       self._abandon()
@@ -72,7 +72,7 @@ class LiveTracking:
   def finish(self) -> None:
     """Exports the lines that are not exported yet, and prints the location of the metrics.
 
-    All work of the run is done before. A request to stop, such as SIGTERM, therefore only ends the export.
+    The run is already complete. Therefore a request to stop, such as SIGTERM, ends only the export.
     """
     if not self._tracker:
       return

@@ -1,8 +1,8 @@
 """Export of a run's metrics to an experiment tracker: W&B, MLflow or Trackio.
 
 Without a key or an address, the trackers work offline. The file `exports.json` in the workdir records what was sent. A
-later call therefore sends only new lines, even if the run has continued or has restarted from a checkpoint. Of two
-calls at the same time on a machine, one waits for the other.
+later call therefore sends only new lines, even if the run has continued or has restarted from a checkpoint. If two
+calls run at the same time on a machine, the second waits for the first.
 """
 
 import contextlib

@@ -1,13 +1,13 @@
-"""Child processes that end with the process that started them, or after a time limit."""
+"""Child processes that end after a time limit, and on Linux also with the process that started them."""
 
 import os
 import sys
 from collections.abc import Iterable, Sequence
 
-# A program that replaces itself by the command, on the given cores. On Linux it first requests a SIGTERM for the case
-# that its parent is killed. The alarm also ends the command on other systems, and if it ignores SIGTERM. Both settings
-# survive the replacement. A function that runs after the fork would be shorter, but it is not safe together with the
-# threads of JAX.
+# A program that replaces itself by the command, on the given cores. On Linux, the program first asks the kernel for a
+# SIGTERM if its parent is killed. The alarm ends the command on all systems, even if the command ignores SIGTERM. Both
+# settings stay valid after exec. A function that runs after the fork would be shorter, but it is not safe together with
+# the threads of JAX.
 _LAUNCH = """
 import ctypes, os, signal, sys
 parent, cores, limit, *command = sys.argv[1:]
@@ -24,9 +24,9 @@ os.execvp(command[0], command)
 
 
 def tie_to_parent(command: Sequence[str], cores: Iterable[int] = (), limit: int = 0) -> list[str]:
-  """Returns a command that runs another command, which does not outlive this process.
+  """Returns a command that runs another command, which does not outlive this process on Linux.
 
-  On Linux, the command receives a SIGTERM when the thread that starts it ends.
+  On Linux, the command receives a SIGTERM when the thread that starts it ends. Other systems apply only the limit.
 
   Args:
     command: program and arguments.

@@ -105,7 +105,7 @@ def _download(hub: types.ModuleType, address: Address, commit: str) -> pathlib.P
 
 
 def _list_digests(hub: types.ModuleType, address: Address, commit: str) -> dict[str, str]:
-  """Returns {path: digest} of the files in a commit: SHA-256 in LFS, otherwise that of Git, or "" if it is unknown."""
+  """Returns {path: digest} of a commit: SHA-256 (LFS), the blob digest (Git), or "" if unknown."""
   with check_answers(address):
     found = hub.HfApi(library_name="vit_jax").model_info(address.repository, revision=commit, files_metadata=True)
     digests = {each.rfilename: each.lfs.sha256 if each.lfs else each.blob_id or "" for each in found.siblings or ()}
@@ -146,7 +146,7 @@ def _find_record(weights: pathlib.Path) -> pathlib.Path:
 
 
 def _describe_file(file: pathlib.Path) -> list[int]:
-  """Returns the size and the time of the last change of a file, which tell whether it is the verified file."""
+  """Returns the size and modification time of a file, which identify the verified file."""
   status = file.stat()
   return [status.st_size, status.st_mtime_ns]
 
@@ -163,7 +163,7 @@ def _find_verified(hub: types.ModuleType, repository: str, commit: str) -> pathl
 
 
 def _find_unverified(hub: types.ModuleType, repository: str, commit: str) -> pathlib.Path | None:
-  """Returns the path of weights that another program downloaded to the cache, or None if a file is missing."""
+  """Returns the path of cached weights that have no valid record, or None if they are not cached."""
   for name in WEIGHTS:
     if path := _find_cached(hub, repository, name, commit):
       # None means that the program that cached the weights has not looked for the file.

@@ -65,7 +65,7 @@ def parse_path(text: str | os.PathLike[str], bare: bool = False) -> pathlib.Path
   scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
   if not scheme or (os.path.lexists(f"{scheme[1]}:") and not text.startswith(f"{scheme[1]}://")):
     path = pathlib.Path(text)
-    # Path removes the ./ that separates a file of this name from an address on the Hub.
+    # Path removes the ./ that distinguishes such a file from an address on the Hub.
     return path.absolute() if str(path).startswith(hub_addresses.PREFIX) else path
   name = text.removeprefix(BUCKET)
   if name == text:

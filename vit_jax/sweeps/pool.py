@@ -137,9 +137,9 @@ class Pool:
     group = self._free.pop(0)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-      # The command saves if this process is killed, and no longer occupies a rented machine. On systems without that
-      # signal, the run's own watchdog detects this case (`watch.PARENT`).
-      # In a session of its own, so that only this process receives Ctrl-C. It then asks the others to save and stop.
+      # If this process is killed, the command receives SIGTERM, saves and exits, so a rented machine becomes free. On
+      # systems other than Linux, the watchdog of the run detects this case (`watch.PARENT`). The command has its own
+      # session, so only this process receives Ctrl-C and asks the commands to stop.
       process = subprocess.Popen(
         tie_to_parent(command, group.cores),
         stdin=subprocess.DEVNULL,

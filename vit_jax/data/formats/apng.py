@@ -1,7 +1,7 @@
 """PNGs with chunks that are removed before decoding: animations and colour profiles.
 
 Animated PNGs also contain a still image (PNG specification, third edition, section 4.9). Colour profiles do not affect
-the pixels, but libpng prints a warning for each invalid one, and many old photographs have one.
+the pixels, but libpng prints a warning for each invalid profile, and these are frequent in old PNGs.
 """
 
 import dataclasses
