@@ -32,7 +32,7 @@ def test_safetensors_and_json_files_are_downloaded_and_no_pickle(hub, tmp_path):
   assert {file.name for file in path.parent.iterdir()} == {"model.safetensors", "config.json"}
   assert path.read_bytes() == (tmp_path / "model.safetensors").read_bytes()
   assert hub_files.find_repository_name(path.parent) == "vit_small.tag"
-  assert not [name for name in hub.requests if name.startswith("unknown") and "agent-harnesses" not in name]
+  assert not [name for name in hub.requests if name.startswith("unknown")]
 
 
 def test_a_cached_commit_needs_no_request(hub, tmp_path):
