@@ -165,7 +165,7 @@ def test_config_is_read_from_the_checkpoint_if_config_json_is_damaged(whole, tmp
     file.unlink() if text is None else file.write_text(text)
     assert train.find_workdir_conflict(tmp_path / "run", parts) is None
     assert "seed: 0 -> 1" in train.find_workdir_conflict(tmp_path / "run", other)
-    assert evaluate.select_run(given) == parts.run
+    assert evaluate.find_run(given) == parts.run
 
 
 @pytest.mark.long
