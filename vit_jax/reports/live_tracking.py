@@ -118,7 +118,8 @@ class LiveTracking:
     """Runs one export for up to `limit` seconds.
 
     Returns:
-      (the line that it printed, the problem). At least one of them is "". Both are "" if there are no metrics.
+      (the line that the export printed, the problem). If the export succeeds, the problem is "". If it fails, the
+      line is "". Without metrics, both are "".
     """
     try:
       if not trackers.has_exportable_rows(self._workdir):

@@ -152,7 +152,7 @@ def _select_changes(changes: object) -> list[str]:
 
 
 def _contains_path(text: str) -> bool:
-  """Returns whether a text may contain a path. Names of models and addresses on the Hub are no paths."""
+  """Returns whether a text may contain a path. Names of models and addresses on the Hub do not count."""
   return bool(_PATH.search(_MODEL.sub("", _ADDRESS.sub("", text))))
 
 

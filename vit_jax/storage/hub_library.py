@@ -91,7 +91,7 @@ def convert_errors(address: Address, uploads: bool = False) -> Iterator[None]:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
       advice = f"Make room on the disk of {constants.HF_HUB_CACHE}, or set HF_HOME"
     else:
-      advice = "Run the same command again" + ("" if uploads else ". The download continues where it stopped")
+      advice = "Run the same command again" + ("" if uploads else ". The download resumes")
     raise ConfigError(f"{address}: {_find_reason(error)}. {advice}") from error
 
 
