@@ -7,6 +7,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -64,6 +65,19 @@ def test_relative_path_is_restored(tmp_path, monkeypatch):
     shapes_of(state(10, g))
   )
   assert same(restored, state(10, g)) and about == {"seconds": 10.0}
+
+
+def test_only_large_replicated_arrays_are_divided_among_devices(tmp_path):
+  replicated = sharding.make_replicated_sharding(grid())
+  arrays = {"small": (8, 2**13 - 1), "large": (8, 2**14)}  # float32: slices of slightly less and of exactly 64 KiB
+  with contextlib.closing(checkpoints.Checkpoints(tmp_path, replicated)) as saves:
+    saves.save(1, {name: jax.device_put(np.ones(shape, np.float32), replicated) for name, shape in arrays.items()}, {})
+    saves.wait()
+  stored = ocp.PyTreeCheckpointHandler().metadata(tmp_path / "checkpoints/1/state").tree
+  assert {name: tuple(array.storage.write_shape or array.storage.chunk_shape) for name, array in stored.items()} == {
+    "small": arrays["small"],
+    "large": (1, 2**14),
+  }
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(8, {"data": 1, "fsdp": 8}), (4, {"fsdp": 2}), (1, {})])
