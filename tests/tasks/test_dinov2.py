@@ -258,18 +258,29 @@ def test_a_restart_has_the_same_bits(whole, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("centering", ["sinkhorn", "mean"])
 def test_one_and_eight_devices_take_the_same_steps(centering):
+  """Well-conditioned gradients are compared, so that rounding errors, which depend on the processor, stay small.
+
+  KoLeo's gradient is large for nearly equal features, as at the start. A relative change of the parameters by 1e-6
+  changed updates by up to 7 %. Its weight is therefore small, and its value is compared.
+  Adam's update with the usual epsilon has about the same size for every gradient, also for one of rounding errors.
+  """
+  conditioned = {"task__koleo_weight": 1e-6, "optim__eps": 1e-2, "optim__lr": 0.1}
   states = []
   for devices in (1, 8):
     mesh = {"mesh__data": 2, "mesh__fsdp": 4} if devices == 8 else {}
-    made = parts(devices, task__centering=centering, **mesh)
+    made = parts(devices, task__centering=centering, **conditioned, **mesh)
     state, step = made.init(), made.compile()
+    start = jax.device_get(state.params)
     with contextlib.closing(made.batches(0)) as batches:
       for _ in range(2):
         state, metrics = step(state, next(batches), {})
     states.append((jax.device_get(state.params), jax.device_get(metrics)))
-  assert states[0][1]["loss"] == pytest.approx(states[1][1]["loss"], rel=1e-4)
+  for name in ("loss", "koleo"):
+    assert states[0][1][name] == pytest.approx(states[1][1][name], rel=1e-4), name
   for path, value in states[0][0].items():
-    np.testing.assert_allclose(states[1][0][path], value, rtol=5e-3, atol=5e-5, err_msg=path)
+    update, other = value - start[path], states[1][0][path] - start[path]
+    # float32 has a resolution of 1e-7 near 1, the value of scales.
+    assert np.linalg.norm(update - other) <= 1e-3 * np.linalg.norm(update) + 1e-6, path
 
 
 @pytest.mark.long
