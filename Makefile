@@ -1,7 +1,7 @@
 # make digits: train on real images and see the result.
 # make lint: format, lint and types.  make check: lint, and all tests that compile nothing, in minutes.
 # make test: lint, these tests, and one short test of each compiled part.
-# make test-long: all other tests and short campaigns.
+# make test-long: tests of whole processes and short campaigns.  make test-full: all other parameters of the tests.
 # make golden-check: compares the compiled step of each recipe with stored figures.  make golden: stores new figures.
 # make notebook: executes examples/quickstart.ipynb and stores its outputs.
 # make compare: three compact models, few-shot probes and fine-tuning.
@@ -11,6 +11,7 @@
 # make lock: writes requirements/*.txt for the present setup.py.  make lock UPGRADE=--upgrade: with the newest packages.
 # make sbom: lists all packages of the environment in sbom.json, in the format CycloneDX.
 # SEED=1 and WORKDIR=... select another run. ROUNDS=2 and MODEL=ViT-Ti/16 make the benchmarks shorter.
+# GOLDEN="golden and not full" compares fewer recipes.
 # LOCK=requirements/gpu.txt installs for NVIDIA GPUs, tpu.txt for TPUs. LOCK= installs the newest packages that setup.py
 # allows, without hashes.
 
@@ -21,6 +22,7 @@ LOCK ?= requirements/cpu.txt
 UPGRADE ?=
 ROUNDS ?= 20
 MODEL ?= ViT-B/16
+GOLDEN ?= golden
 WORKDIR ?= runs/digits$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 BIN := $(VENV)/bin
 # Quotes a value for the shell.
@@ -31,7 +33,7 @@ NEWEST = $(if $(LOCK),,--upgrade --upgrade-strategy=eager)
 COMPILE = $(BIN)/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
   --no-annotate $(UPGRADE)
 
-.PHONY: digits compare transfer lint check test test-long golden golden-check notebook bench docs docs-serve lock sbom clean
+.PHONY: digits compare transfer lint check test test-long test-full golden golden-check notebook bench docs docs-serve lock sbom clean
 
 digits: $(VENV)/installed
 	$(BIN)/python -m vit_jax.prepare digits
@@ -53,16 +55,19 @@ check: lint
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -q -m "not heavy"
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -q -m "not long and not golden"
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -q -m "not long and not full and not golden"
 
 test-long: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v -m long
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -v -m "long and not full"
+
+test-full: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n 2 --dist=worksteal --durations=15 -q -m "full and not golden"
 
 golden: $(VENV)/installed-test
 	$(BIN)/python -m tests.planning.golden
 
 golden-check: $(VENV)/installed-test
-	$(BIN)/python -m pytest tests/planning -n 2 --dist=worksteal --durations=5 -q -m golden
+	$(BIN)/python -m pytest tests/planning -n 2 --dist=worksteal --durations=5 -q -m $(call quote,$(GOLDEN))
 
 notebook: $(VENV)/installed-test
 	$(BIN)/python -m tests.notebook

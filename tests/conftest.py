@@ -119,30 +119,36 @@ def signal_state():
 
 
 # A test that neither compiles nor starts Python needs no mark, and `make check` runs it. Other tests must be marked
-# `heavy`, or they fail. Heavy tests that only `make test-long` runs are marked `long`.
+# `heavy`, or they fail. Heavy tests that only `make test-long` runs are marked `long`. If a heavy test has several sets
+# of parameters, all but the first set are marked `full`, and only `make test-full` runs them.
 light = None  # the running test if it may neither compile nor start Python
 
 
 def pytest_configure(config):
   config.addinivalue_line("markers", "heavy: compiles programs, starts Python or takes seconds; not in `make check`")
   config.addinivalue_line("markers", "long: a heavy test that only `make test-long` runs")
+  config.addinivalue_line("markers", "full: an instance of a heavy test that only `make test-full` runs")
   config.addinivalue_line("markers", "golden: a heavy test that only `make golden-check` runs")
-  config.addinivalue_line("markers", "sample(count, each): all but `count` instances of a heavy test are long, not 1")
+  config.addinivalue_line(
+    "markers", "sample(count, each): all but `count` instances of a heavy, long or golden test are full"
+  )
   jax.monitoring.register_event_duration_secs_listener(refuse_compilation)
   sys.addaudithook(refuse_processes)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects tests
 def pytest_collection_modifyitems(items):
-  """Marks as `long` all but one instance of each heavy test, and marks all `long` and `golden` tests as `heavy`.
+  """Marks as `full` all but one instance of each heavy test, and marks `long`, `full` and `golden` tests as `heavy`.
 
   `make test` runs the first instance. With `sample(count)` it runs `count` instances, at equal distances in the list of
   parameters. With `sample(count, each=function)` it runs as many for each value of the function of the parameters.
+  `make test-long` runs all instances of tests that are marked `long`, or the given number with `sample`. Of the tests
+  marked `golden`, `make golden-check` runs all, and `.ci/run` the given number.
   """
   groups = {}
   for item in items:
-    if hasattr(item, "callspec") and item.get_closest_marker("heavy"):
-      mark = item.get_closest_marker("sample")
+    mark, long = item.get_closest_marker("sample"), item.get_closest_marker("long")
+    if hasattr(item, "callspec") and (mark or (item.get_closest_marker("heavy") and not long)):
       value = mark.kwargs["each"](**item.callspec.params) if mark and mark.kwargs else None
       groups.setdefault((item.path, item.originalname, value), []).append((mark.args[0] if mark else 1, item))
   for group in groups.values():
@@ -150,9 +156,9 @@ def pytest_collection_modifyitems(items):
     kept = {i * total // count for i in range(min(count, total))}
     for i, (_, item) in enumerate(group):
       if i not in kept:
-        item.add_marker("long")
+        item.add_marker("full")
   for item in items:
-    if item.get_closest_marker("long") or item.get_closest_marker("golden"):
+    if any(item.get_closest_marker(name) for name in ("long", "full", "golden")):
       item.add_marker("heavy")
 
 

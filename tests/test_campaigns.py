@@ -56,7 +56,7 @@ def test_every_campaign_rejects_words_without_a_case():
 # Campaigns with words that select a short run of at most a minute on an idle core. tests/test_train.py kills a run of
 # digits like `kills` does.
 SHORT = [
-  ("kills", "1", "--recipe=dinov2"),
+  pytest.param(("kills", "1", "--recipe=dinov2"), marks=pytest.mark.full),
   ("processes", "--two-processes", "sigkill_of_process"),
   ("disk", "full at the result", "checkpoints removed"),
   ("buckets", "forbidden from the start"),

@@ -27,7 +27,9 @@ def test_workflow_calls_the_script_on_the_oldest_and_newest_python():
   workflow = read_yaml(".github/workflows/ci.yml")
   assert workflow["permissions"] == {"contents": "read"}
   (job,) = workflow["jobs"].values()
-  assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+  ((script, arguments),) = [step["run"].split(maxsplit=1) for step in job["steps"] if "run" in step]
+  assert (script, arguments) == (".ci/run", "${{ github.event_name == 'schedule' && '--full' || '' }}")
+  assert "make test-full" in (ROOT / ".ci/run").read_text() and "schedule" in workflow[True]  # YAML reads `on` as True
   assert os.access(ROOT / ".ci/run", os.X_OK)
   low, high = re.search(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', (ROOT / "pyproject.toml").read_text()).groups()
   assert job["strategy"]["matrix"]["python"] == [f"3.{low}", f"3.{int(high) - 1}"]
@@ -105,7 +107,7 @@ def test_commands_for_contributors_are_targets_or_scripts():
   text = (ROOT / "CONTRIBUTING.md").read_text()
   spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
   targets = {span.removeprefix("make ") for span in spans if span.startswith("make ")}
-  assert {"lint", "check", "test", "test-long", "golden-check", "notebook"} == targets <= read_targets()
+  assert {"lint", "check", "test", "test-long", "test-full", "golden-check", "notebook"} == targets <= read_targets()
   assert ".ci/run" in spans and (ROOT / ".ci/run").exists()
 
 

@@ -33,7 +33,8 @@ def test_a_config_trains_two_steps(name, local, tmp_path):
   assert np.isfinite(result["loss"])
 
 
-@pytest.mark.heavy
+@pytest.mark.long
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_two_steps_and_measures_every_image(name):
   parts = build.build(recipes.narrow(name), jax.devices(), recipes.pictures)

@@ -173,6 +173,7 @@ MESHES = [
 
 
 @pytest.mark.long
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("changes", MESHES, ids=str)
 def test_run_gives_the_same_parameters_on_any_mesh(alone, changes):
   for path, value in after(run(8, **changes)).items():

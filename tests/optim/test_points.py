@@ -239,6 +239,7 @@ MESHES = [{}, {"mesh__data": 2, "mesh__fsdp": 4}, {"mesh__data": 4, "mesh__tenso
 
 
 @pytest.mark.long
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("changes", MESHES, ids=str)
 @pytest.mark.parametrize("name", SMALL)
 def test_run_gives_the_same_parameters_on_any_mesh(alone, name, changes):

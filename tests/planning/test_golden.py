@@ -17,6 +17,7 @@ def test_stored_figures_are_those_of_the_present_recipes():
 
 
 @pytest.mark.golden
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", golden.NAMES)
 def test_program_has_the_stored_figures(name):
   if golden.read_version() != STORED["libtpu"]:
