@@ -119,6 +119,7 @@ def test_evaluations_of_processes_with_other_settings_end_with_exit_code_2(whole
 
 
 @pytest.mark.long
+@pytest.mark.full
 def test_two_processes_train_the_same_student_and_teacher_as_one(tmp_path):
   grid, tasks = {"mesh__data": 2, "mesh__fsdp": 2}, ("dino", "dinov2")
   prepare_dataset("digits")
