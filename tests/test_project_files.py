@@ -54,7 +54,7 @@ def test_hooks_run_programs_of_the_environment_on_existing_files():
 
 def plan_make(*words):
   """Returns the commands that make would execute, and its error."""
-  # The variables of a make that runs the tests would change the output, as `make test` does.
+  # `make test` sets variables for each make that its tests start. They would change the output.
   environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
   done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, env=environment, capture_output=True, text=True)
   return done.stdout.splitlines(), done.stderr
