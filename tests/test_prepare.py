@@ -125,12 +125,25 @@ def test_corpus_from_the_command_line_is_written_and_readable(tmp_path, capsys):
   assert capsys.readouterr().out == f"{note}photos is already prepared at {tmp_path}/data/photos/1.0.0\n"
 
 
+# The last report is never written in processes with this file on their PYTHONPATH.
+WAITING = """
+import sys, time
+
+def wait(event, arguments):
+  if event == "open" and "train-00079" in str(arguments[0]) and arguments[1] == "w":
+    time.sleep(600)
+
+sys.addaudithook(wait)
+"""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=lambda number: number.name)
 def test_signal_stops_preparation_with_one_line(tmp_path, number):
   photos = folders.folder(tmp_path / "photos", 400)
+  (tmp_path / "sitecustomize.py").write_text(WAITING)
   words = [f"--data.path={photos}", f"--data_dir={tmp_path}/data", "--shards=80", "--processes=1"]
-  process = runs.command("prepare", "photos", "--data.name=folder", *words)
+  process = runs.command("prepare", "photos", "--data.name=folder", *words, PYTHONPATH=str(tmp_path))
   work = tmp_path / "data/photos/.1.0.0.work"
   while not list(work.glob("train-*.json")) and process.poll() is None:
     time.sleep(0.01)
