@@ -119,15 +119,15 @@ def signal_state():
 
 
 # A test that neither compiles nor starts Python needs no mark, and `make check` runs it. Other tests must be marked
-# `heavy`, or they fail. Heavy tests that only `make test-long` runs are marked `long`. If a heavy test has several sets
-# of parameters, all but the first set are marked `full`, and only `make test-full` runs them.
+# `heavy`, or they fail. Heavy tests that only `make test-long` runs are marked `long`. If a heavy or long test has
+# several sets of parameters, all but the first set are marked `full`, and only `make test-full` runs them.
 light = None  # the running test if it may neither compile nor start Python
 
 
 def pytest_configure(config):
   config.addinivalue_line("markers", "heavy: compiles programs, starts Python or takes seconds; not in `make check`")
-  config.addinivalue_line("markers", "long: a heavy test that only `make test-long` runs")
-  config.addinivalue_line("markers", "full: an instance of a heavy test that only `make test-full` runs")
+  config.addinivalue_line("markers", "long: a heavy test that `make test` does not run, but `make test-long`")
+  config.addinivalue_line("markers", "full: a heavy test, or an instance of it, that only `make test-full` runs")
   config.addinivalue_line("markers", "golden: a heavy test that only `make golden-check` runs")
   config.addinivalue_line(
     "markers", "sample(count, each): all but `count` instances of a heavy, long or golden test are full"
@@ -140,20 +140,21 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
   """Marks as `full` all but one instance of each heavy test, and marks `long`, `full` and `golden` tests as `heavy`.
 
-  `make test` runs the first instance. With `sample(count)` it runs `count` instances, at equal distances in the list of
-  parameters. With `sample(count, each=function)` it runs as many for each value of the function of the parameters.
-  `make test-long` runs all instances of tests that are marked `long`, or the given number with `sample`. Of the tests
+  `make test` runs the first instance of a test that is marked `heavy`, and `make test-long` that of a test that is
+  marked `long`. With `sample(count)` they run `count` instances, at equal distances in the list of parameters. With
+  `sample(count, each=function)` they run as many for each value of the function of the parameters. Of the tests
   marked `golden`, `make golden-check` runs all, and `.ci/run` the given number.
   """
   groups = {}
   for item in items:
-    mark, long = item.get_closest_marker("sample"), item.get_closest_marker("long")
-    if hasattr(item, "callspec") and (mark or (item.get_closest_marker("heavy") and not long)):
+    mark = item.get_closest_marker("sample")
+    if hasattr(item, "callspec") and (mark or any(item.get_closest_marker(name) for name in ("heavy", "long"))):
       value = mark.kwargs["each"](**item.callspec.params) if mark and mark.kwargs else None
       groups.setdefault((item.path, item.originalname, value), []).append((mark.args[0] if mark else 1, item))
   for group in groups.values():
-    count, total = group[0][0], len(group)
-    kept = {i * total // count for i in range(min(count, total))}
+    total = len(group)
+    count = min(group[0][0], total)
+    kept = {i * total // count for i in range(count)}
     for i, (_, item) in enumerate(group):
       if i not in kept:
         item.add_marker("full")

@@ -163,7 +163,7 @@ def test_every_ablation_has_a_claim_about_two_settings_for_a_quick_run(name):
 TRAINED = ("positions", "pretraining")
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_command_measures_ablations_at_reduced_size(tmp_path):
   command = runs.start("benchmarks.ablations", f"--workdir={tmp_path}", f"--only={','.join(TRAINED)}", "--quick")
   printed, text = runs.finish(command, seconds=900), (tmp_path / "ablations.md").read_text()

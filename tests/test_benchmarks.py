@@ -185,7 +185,7 @@ def test_figures_of_few_blocks_are_extrapolated_linearly():
   assert scanned_layers.extrapolate(figures[2], figures[4], 12, chips.DEPTHS) == pytest.approx(figures[12])
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_int8_benchmark_trains_both_products(tmp_path):
   output = runs.finish(runs.start("benchmarks.int8", f"--workdir={tmp_path}", "--quick"), seconds=600)
   record = json.loads((tmp_path / "int8.json").read_text())
@@ -245,7 +245,7 @@ def test_collapse_of_a_run_is_read_from_its_metrics(tmp_path, entropies, warned)
   assert trial_runs.read_rows(trial, ["test/top1"]) == [{"step": 1, "test/top1": 0.5}]
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_transfer_measures_all_starts_and_prints_one_table(tmp_path, monkeypatch, capsys):
   from benchmarks import transfer
 

@@ -1,6 +1,7 @@
 """Tests that campaigns run the selected cases, reject words without a case, and pass with few cases."""
 
 import argparse
+import math
 import os
 import pathlib
 import subprocess
@@ -57,18 +58,19 @@ def test_every_campaign_rejects_words_without_a_case():
 # digits like `kills` does.
 SHORT = [
   pytest.param(("kills", "1", "--recipe=dinov2"), marks=pytest.mark.full),
-  ("processes", "--two-processes", "sigkill_of_process"),
+  pytest.param(("processes", "--two-processes", "sigkill_of_process"), marks=pytest.mark.full),
+  pytest.param(("prepare", "1"), marks=pytest.mark.full),
   ("disk", "full at the result", "checkpoints removed"),
   ("buckets", "forbidden from the start"),
   ("images", "png"),
   ("files", "sweep:"),
   ("configs", "40"),
-  ("prepare", "1"),
   ("launcher", "1000"),
 ]
 
 
 @pytest.mark.long
+@pytest.mark.sample(math.inf)
 @pytest.mark.parametrize("words", SHORT, ids=" ".join)
 def test_short_campaign_passes(words):
   name, *rest = words

@@ -250,11 +250,11 @@ def test_second_process_in_a_workdir_is_an_error(tmp_path):
 
 
 MESHES = {
+    "all": (8, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}),
     "8 data": (8, {}), "4 data": (4, {}), "fsdp": (8, {"mesh.data": 2, "mesh.fsdp": 4}),
+    "accumulated": (8, {"optim.accumulate": 2, "model.attention_dropout": 0, "model.stochastic_depth": 0}),
     "tensor": (8, {"mesh.data": 4, "mesh.tensor": 2}),
     "replicas": (8, {"mesh.replica": 2, "mesh.data": 2, "mesh.fsdp": 2}),
-    "all": (8, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}),
-    "accumulated": (8, {"optim.accumulate": 2, "model.attention_dropout": 0, "model.stochastic_depth": 0}),
 }  # fmt: skip
 
 
@@ -278,6 +278,7 @@ def train_on_one_device(plain):
 
 
 @pytest.mark.long
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MESHES)
 def test_every_mesh_trains_the_same_model(name):
   devices, changes = MESHES[name]

@@ -13,7 +13,7 @@ from tests.documentation import checks, extraction
 from tests.documentation.test_execution import environment
 from vit_jax import importers
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.full
 
 PAGE = extraction.ROOT / "docs/guides/adapt-dinov2.md"
 WIDTHS = {"dinov2_vits14_reg4_pretrain.pth": 384, "dinov2_vitb14_reg4_pretrain.pth": 768}

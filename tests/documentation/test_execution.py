@@ -1,6 +1,7 @@
 """Documented commands and Python code are executed at reduced size, in one folder, with runs of two steps."""
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -14,7 +15,7 @@ from tests.documentation import extraction, reductions, snippets, test_metrics
 from tests.documentation.test_commands import TABLE
 from vit_jax import config
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.sample(math.inf)]  # one process executes all commands
 DONE = "exit "  # the line that `tests.several` prints after each command
 
 

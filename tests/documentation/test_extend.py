@@ -7,6 +7,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -122,6 +123,7 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.sample(math.inf)
 @pytest.mark.parametrize("page", PAGES)
 def test_an_example_works_as_printed(page, home):
   prepare_dataset("digits")

@@ -19,7 +19,7 @@ from launch.storage import open_storage
 from launch.watch import Watcher
 from tests.launch.providers import Gke, Queued
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.sample(2)]  # both backends
 LONG = 10**6  # steps
 
 

@@ -154,8 +154,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.long
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_run_of_digits_is_found_by_10_percent(tmp_path, monkeypatch, name):
   """The config is that of the recipe, so the verdicts are not refused. The fault is in the code or in the data."""
