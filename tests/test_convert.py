@@ -208,7 +208,7 @@ def test_new_head_starts_at_zero_and_the_rest_comes_from_the_file(start):
   np.testing.assert_array_equal(state.params["norm/scale"], arrays["norm/scale"])
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_weights_of_an_unfinished_run_cause_a_warning(tmp_path):
   experiment = runs.parts(1)
   with pytest.raises(InterruptedError):

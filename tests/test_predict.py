@@ -99,7 +99,7 @@ def test_example_script_uses_the_run(trained):
   )
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_paths_are_read_from_a_pipe_and_a_manifest(trained, tmp_path):
   workdir, photos = trained
   manifest, out = tmp_path / "all.jsonl", tmp_path / "p.jsonl"

@@ -76,7 +76,7 @@ def test_run_below_the_curve_stops_with_46_and_continues_with_report(parts, tmp_
   assert {each["verdict"] for each in verdicts} == {"below"}
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_runs_on_track_or_with_another_config_do_not_stop(parts, tmp_path, monkeypatch, capsys):
   publish(parts.run, 0.1, monkeypatch)
   result = loop.train(with_certificate(parts, "stop"), tmp_path / "a")
@@ -114,7 +114,7 @@ def test_stop_without_effect_is_a_warning(parts, monkeypatch, every, change, pro
   assert "warning" not in str(comparison.describe_start(certificate, with_certificate(experiment, "report")))
 
 
-@pytest.mark.heavy
+@pytest.mark.long
 def test_run_whose_length_was_changed_is_not_compared(tmp_path, monkeypatch):
   short, long = (runs.parts(1, evals__test__every="1", total=total) for total in ("2", "4"))
   publish(long.run, 0.1, monkeypatch)
@@ -139,6 +139,7 @@ def test_edited_result_is_measured_again(tmp_path, edit):
 
 @pytest.mark.heavy
 def test_summary_is_printed_at_the_end(tmp_path, monkeypatch, capsys):
+  prepare_dataset("digits")
   words = [f"--config.{key}={value}" for key, value in (runs.SMALL | {"total": "3"}).items()]
   publish(runs.run(total="3"), 0.1, monkeypatch)
   train.main(["--config=configs/digits.py", f"--workdir={tmp_path}", "--no-report", *words])

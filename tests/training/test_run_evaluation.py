@@ -107,8 +107,8 @@ def test_a2_a_checkpoint_with_a_weight_that_is_not_finite_is_refused(tmp_path):
     importers.load(tmp_path)
 
 
-@pytest.mark.heavy
-def test_g13_a_run_whose_classes_were_in_another_order_is_not_measured(tmp_path):
+@pytest.mark.long
+def test_a_run_whose_classes_were_in_another_order_is_not_measured(tmp_path):
   parts = runs.parts(1)
   about = json.loads(json.dumps({"identity": parts.identity, "order": {"positions": [], "records": []}}))
   about |= {"frozen": {}, "evaluated": True, "step_seconds": 0.0, "pending": {"steps": 0, "sums": {}}}
