@@ -1,8 +1,8 @@
 # make digits: train on real images and see the result.
 # make lint: format, lint and types.  make check: lint, and all tests that compile nothing, in minutes.
-# make test: lint, these tests, and one short test of each compiled part.
-# make test-long: tests of whole processes and short campaigns.
-# make test-full: the longest tests, and other parameters of the other tests.
+# make test: lint, and all short tests, those that compile with one set of parameters.
+# make test-long: slow tests: training runs, whole processes and short campaigns.
+# make test-full: the longest tests, and the other tests with all other parameters.
 # make golden-check: compares the compiled step of each recipe with stored figures.  make golden: stores new figures.
 # make notebook: executes examples/quickstart.ipynb and stores its outputs.
 # make compare: three compact models, few-shot probes and fine-tuning.

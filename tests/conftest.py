@@ -74,10 +74,10 @@ runtime.start()  # before any array exists, like in every verb
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 # Signals with handlers that a test must restore.
 HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 # JAX keeps every program and every graph, so garbage collection takes longer with each test.
 gc.set_threshold(200_000, 50, 1000)
@@ -127,8 +127,8 @@ light = None  # the running test if it may neither compile nor start Python
 def pytest_configure(config):
   config.addinivalue_line("markers", "heavy: compiles programs, starts Python or takes seconds; not in `make check`")
   config.addinivalue_line("markers", "long: a heavy test that `make test` does not run, but `make test-long`")
-  config.addinivalue_line("markers", "full: a heavy test, or an instance of it, that only `make test-full` runs")
-  config.addinivalue_line("markers", "golden: a heavy test that only `make golden-check` runs")
+  config.addinivalue_line("markers", "full: a heavy test or a set of its parameters, for `make test-full`")
+  config.addinivalue_line("markers", "golden: a heavy test for `make golden-check`, not for `make test-full`")
   config.addinivalue_line(
     "markers", "sample(count, each): all but `count` instances of a heavy, long or golden test are full"
   )
@@ -142,8 +142,8 @@ def pytest_collection_modifyitems(items):
 
   `make test` runs the first instance of a test that is marked `heavy`, and `make test-long` that of a test that is
   marked `long`. With `sample(count)` they run `count` instances, at equal distances in the list of parameters. With
-  `sample(count, each=function)` they run as many for each value of the function of the parameters. Of the tests
-  marked `golden`, `make golden-check` runs all, and `.ci/run` the given number.
+  `sample(count, each=function)` they run as many for each value of the function of the parameters. `make golden-check`
+  runs all instances of a test that is marked `golden`, and `.ci/run` runs `count` of them.
   """
   groups = {}
   for item in items:

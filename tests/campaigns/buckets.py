@@ -1,4 +1,4 @@
-"""Tests runs in a bucket under faults: python -m tests.campaigns.buckets [WORDS]
+"""Tests runs in a bucket under faults: python -m tests.campaigns.buckets [WORD ...]
 
 A run of two processes has its workdir in a bucket on this machine. The bucket is behind a proxy. The proxy adds 50 ms
 to each request and answers 5 % of the requests with 429 or 503. It cuts some connections in the middle and stalls
@@ -8,7 +8,7 @@ In each situation, the run is killed, the bucket is unavailable or denies access
 same command continues. The final weights, figures and lines of metrics must be those of an undisturbed run on a disk.
 
 The campaign prints one line per situation and `N passed, M failed`. The exit code is 1 if a situation failed. The
-campaign takes about twenty minutes. WORDS select the situations with names that contain one of them.
+campaign takes about twenty minutes. Each WORD selects the situations whose names contain it.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Tests runs with a failing disk: python -m tests.campaigns.disk [WORDS]
+"""Tests runs with a failing disk: python -m tests.campaigns.disk [WORD ...]
 
 In each situation, the disk of a run fails at one moment. The run must end with exit code 2 and one line that names the
 file. Complete checkpoints must not change. Afterwards the disk works again. The same command must then reach the
 weights, figures and lines of metrics of an undisturbed run. A fault that affects only TensorBoard must cause a warning
 and no other effect.
 
-WORDS select situations. A full or read-only disk is a small tmpfs, which requires root. Without root, these situations
-are skipped. The campaign prints one line per situation and `N passed, M failed`. The exit code is 1 if a situation
-failed. The campaign takes about five minutes on two cores.
+Each WORD selects the situations whose names contain it. A full or read-only disk is a small tmpfs, which requires root.
+Without root, these situations are skipped. The campaign prints one line per situation and `N passed, M failed`. The
+exit code is 1 if a situation failed. The campaign takes about five minutes on two cores.
 """
 
 import argparse

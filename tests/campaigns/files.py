@@ -1,13 +1,13 @@
-"""Tests the errors for hostile files: python -m tests.campaigns.files [WORDS]
+"""Tests the errors for hostile files: python -m tests.campaigns.files [WORD ...]
 
 The cases are weights of all formats, their JSON files, files of workdirs, configs and predictions. Each case is given
 to a real verb. The verb must end with exit code 2, or with the documented code. The error must have few lines and no
 traceback. The verb may use 60 seconds of processor time and 1 GiB more memory than an idle verb. It must not write or
 change a file.
 
-The campaign prints a line for each failure, and then `N passed, M failed`. The exit code is 1 if a case failed. WORDS
-select cases by their names. The campaign takes some minutes. tests/importers/test_hostile.py reads the same weights in
-one process.
+The campaign prints a line for each failure, and then `N passed, M failed`. The exit code is 1 if a case failed. Each
+WORD selects the cases whose names contain it. The campaign takes some minutes. tests/importers/test_hostile.py reads
+the same weights in one process.
 """
 
 import argparse

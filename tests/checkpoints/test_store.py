@@ -69,7 +69,7 @@ def test_relative_path_is_restored(tmp_path, monkeypatch):
 
 def test_only_large_replicated_arrays_are_divided_among_devices(tmp_path):
   replicated = sharding.make_replicated_sharding(grid())
-  arrays = {"small": (8, 2**13 - 1), "large": (8, 2**14)}  # float32: slices of slightly less and of exactly 64 KiB
+  arrays = {"small": (8, 2**14 - 1), "large": (8, 2**14)}  # float32: slices of slightly less and of exactly 64 KiB
   with contextlib.closing(checkpoints.Checkpoints(tmp_path, replicated)) as saves:
     saves.save(1, {name: jax.device_put(np.ones(shape, np.float32), replicated) for name, shape in arrays.items()}, {})
     saves.wait()
@@ -184,7 +184,7 @@ UNREADABLE = [remove_manifest, rename_array, write_zeros, remove_description]
 
 @pytest.fixture
 def spoiled(monkeypatch):
-  """Returns a list of functions that damage a checkpoint after it is written and before it is read back."""
+  """Returns an empty list. Functions that a test appends damage each save before it is read back."""
   spoilers, check = [], store.check_readable
 
   def spoil(folder):
@@ -228,9 +228,8 @@ def test_reading_back_covers_metadata_manifest_and_two_arrays(tmp_path, monkeypa
   read = []
   monkeypatch.setattr(reading, "_read_arrays", lambda state, wanted: read.append(set(wanted)) or {})
   reading.check_readable(tmp_path / "checkpoints/10")
-  monkeypatch.setattr(
-    reading, "SAMPLE", 16
-  )  # bytes: the largest array within this limit is the half-precision array with 8 values
+  # Of the arrays with at most 16 bytes, the half-precision array with 8 values is the largest.
+  monkeypatch.setattr(reading, "MAX_READ_BACK_BYTES", 16)
   reading.check_readable(tmp_path / "checkpoints/10")
   assert read == [{"step", "params/blocks/0/kernel"}, {"step", "optimizer/mu"}]
 

@@ -242,7 +242,7 @@ def train(made, workdir):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-  """(workdir, result) of a run with all parts of the loss."""
+  """Returns (workdir, result) of a finished run, whose loss has every term except that of Gram anchoring."""
   workdir = tmp_path_factory.mktemp("whole")
   return workdir, train(parts(optim__accumulate=2, mesh__data=2, mesh__fsdp=4), workdir)
 
@@ -262,7 +262,8 @@ def test_one_and_eight_devices_take_the_same_steps(centering):
 
   KoLeo's gradient is large for nearly equal features, as at the start. A relative change of the parameters by 1e-6
   changed updates by up to 7 %. Its weight is therefore small, and its value is compared.
-  Adam's update with the usual epsilon has about the same size for every gradient, also for one of rounding errors.
+  With the usual epsilon, the size of Adam's update does not depend on the size of the gradient. Even a gradient that
+  consists of rounding errors would cause a full update.
   """
   conditioned = {"task__koleo_weight": 1e-6, "optim__eps": 1e-2, "optim__lr": 0.1}
   states = []
@@ -301,7 +302,7 @@ def test_a_frozen_teacher_is_distilled_into_a_smaller_student(whole, tmp_path):
                optim__ema_schedule="default")  # fmt: skip
   assert not made.task.uses_average
   result = train(made, tmp_path)
-  assert np.isfinite(result["seconds"]) if "seconds" in result else result
+  assert result["steps"] == 8
   assert made.frozen_shapes["teacher"]["task/head/layer0/kernel"].shape == (16, 12)
   with pytest.raises(ConfigError, match=r"has 24 prototypes, but .* has 30. Set config.task.prototypes=24"):
     parts(task__teacher=str(whole[0]), task__prototypes=30)

@@ -24,7 +24,7 @@ from vit_jax.checkpoints import aliases, digests
 from vit_jax.schema import ConfigError
 from vit_jax.storage import errors, paths
 
-SAMPLE = 2**24  # bytes of the largest array that is read back after a save
+MAX_READ_BACK_BYTES = 2**24  # larger arrays are not read back after a save, except the smallest array
 CheckDescription = Callable[[dict[str, Any]], None]  # raises ValueError if the description of a state cannot be used
 
 
@@ -68,7 +68,7 @@ def list_steps(workdir: pathlib.Path) -> list[int]:
 
 
 def has_checkpoint(workdir: pathlib.Path) -> bool:
-  """Returns true if a workdir contains a complete checkpoint. An empty folder results from a start that was killed.
+  """Returns true if a workdir contains a complete checkpoint. A killed start may leave an empty folder without one.
 
   Args:
     workdir: directory of a run.
@@ -158,10 +158,10 @@ def _read_part(folder: pathlib.Path, part: str | None) -> tuple[dict[str, np.nda
 
 
 def check_readable(folder: pathlib.Path) -> None:
-  """Checks with an inexpensive test that a save can be restored.
+  """Reads a part of a save, to check at low cost that the save can be restored.
 
   Reads the description, the manifest and the bytes of two arrays: the smallest array, and the largest array of at most
-  `SAMPLE` bytes. In a run of several processes, the larger array is probably divided among the processes.
+  `MAX_READ_BACK_BYTES`. In a run of several processes, the larger array is probably divided among the processes.
 
   Args:
     folder: folder of the save, as yielded by `aliases.alias_folder`.
@@ -175,7 +175,7 @@ def check_readable(folder: pathlib.Path) -> None:
     raise ValueError(f"{', '.join(absent[:3])} is missing from the checkpoint")
   sizes = {path: math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for path, leaf in tree.items()}
   ordered = sorted(sizes, key=lambda path: (sizes[path], path))
-  chosen = {ordered[0], *[path for path in ordered if sizes[path] <= SAMPLE][-1:]}
+  chosen = {ordered[0], *[path for path in ordered if sizes[path] <= MAX_READ_BACK_BYTES][-1:]}
   arrays = _read_arrays(folder / "state", {path: tree[path] for path in chosen})
   verify_fingerprint({path: digests.fingerprint_on_host(array) for path, array in arrays.items()}, sealed)
 
@@ -216,7 +216,7 @@ def try_read(read: Callable[[], object], default: object = None) -> tuple[Any, s
     default: result to return after a failure.
 
   Returns:
-    (result of `read`, None), or (the given result, reason).
+    (result of `read`, None), or (`default`, reason).
 
   Raises:
     ConfigError: `read` raised it, because the user can fix the error.

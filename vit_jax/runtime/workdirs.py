@@ -129,7 +129,7 @@ def describe_holder(workdir: pathlib.Path) -> str | None:
 
 
 def import_leases() -> types.ModuleType:
-  """Imports and returns the module `import_leases`, which needs gcsfs."""
+  """Imports and returns the module `leases`, which needs gcsfs."""
   from vit_jax.runtime import leases
 
   return leases

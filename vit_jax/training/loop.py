@@ -54,10 +54,11 @@ def train(
     The contents of result.json.
 
   Raises:
-    runtime.Stop: if the run was asked to stop, if a worker process died, or if a value is not finite. A requested stop
-      saves the state first. With `config.log.certificate=stop`, a run whose checkpoint contains two consecutive
-      verdicts "below" stops before its first step.
-    ConfigError: if an image cannot be decoded. The state is saved first.
+    runtime.Stop: if the run was asked to stop, if a worker process died, if a value is not finite, or if an image of a
+      later batch cannot be decoded. A requested stop and a bad image save the state first. With
+      `config.log.certificate=stop`, a run whose checkpoint contains two consecutive verdicts "below" stops before its
+      first step.
+    ConfigError: if an image of the current batch cannot be decoded. A run of one process saves the state first.
     OSError: if a file cannot be written.
   """
   if result := load_result(workdir, experiment.total):
@@ -79,13 +80,13 @@ def train(
         evaluate(session, experiment.find_due_evals(step), step, state)
       with session.phase("compile"):
         train_step = experiment.compile() if step < experiment.total else None
-        runtime.barrier("compiled")  # keeps waiting for other compilers out of the first step
+        runtime.barrier("compiled")  # waiting for other processes counts as compilation, not as the first step
       with session.phase("step"):
         while step < experiment.total:
           assert train_step is not None  # compiled, because steps remain
           with session.phase("data", session.batches.waiting):
             batch = next(session.batches)
-          if session.batches.problem:  # reported one batch early, so that all processes can stop before it
+          if session.batches.problem:  # of a later batch, so all processes can save and stop before it
             watch.ask(runtime.EXIT_CONFIG, f"error: {session.batches.problem}")
           with session.trace.annotate_step(step), jax.transfer_guard("disallow"):
             state, metrics = train_step(state, batch, session.frozen)
@@ -136,7 +137,7 @@ class Session:
     batches: the training batches.
     frozen: {name: {path: array}} of weights that the task reads but does not train.
     frozen_digests: {key of the config: SHA-256} of these weights.
-    evaluated: whether all evaluations at the first step are done.
+    evaluated: false if a stop interrupted the evaluations of the restored step.
     changed_length: whether the run had another length before a restart.
     certificate: comparison with a published curve, or None if there is none for this run.
     phase: the function `enter_phase`, which takes the name of a phase.
