@@ -3,12 +3,14 @@
 import json
 import pathlib
 import shutil
+import types
 
 import numpy as np
 import pytest
 
 from tests.checkpoints.test_store import grid, saved, shapes_of, state
 from vit_jax import checkpoints, schema
+from vit_jax.checkpoints import reading
 from vit_jax.parallel import sharding
 
 pytestmark = pytest.mark.heavy
@@ -133,3 +135,23 @@ def test_has_checkpoint_finds_a_saved_checkpoint(tmp_path):
   assert not checkpoints.has_checkpoint(tmp_path)
   saved(tmp_path, (10,), grid()).close()
   assert checkpoints.has_checkpoint(tmp_path)
+
+
+def test_metadata_that_need_far_more_memory_than_the_files_are_an_error(tmp_path, monkeypatch):
+  saved(tmp_path, (10,), grid(1)).close()
+  assert checkpoints.read_weights(tmp_path)[0]
+  monkeypatch.setattr(reading, "MIN_SUSPICIOUS_BYTES", 0)
+  assert checkpoints.read_weights(tmp_path)[0]
+  monkeypatch.setattr(reading, "MAX_COMPRESSION", 0)
+  with pytest.raises(schema.ConfigError, match=r"the files have [\d,]+ bytes, but the arrays need [\d,]+"):
+    checkpoints.read_weights(tmp_path)
+
+
+def test_a_chunk_that_is_larger_than_its_array_counts_in_full(tmp_path):
+  (tmp_path / "file").write_bytes(bytes(1000))
+  chunk = types.SimpleNamespace(chunk_shape=(2**28, 2))
+  array = types.SimpleNamespace(shape=(2,), dtype="float32", storage=chunk)
+  with pytest.raises(ValueError, match="the files have 1,000 bytes, but the arrays need 2,147,483,648"):
+    reading._check_size(tmp_path, {"a": array})
+  chunk.chunk_shape = (2,)
+  reading._check_size(tmp_path, {"a": array})

@@ -8,7 +8,7 @@ import pytest
 from vit_jax import models
 from vit_jax.importers import normalisation
 from vit_jax.models import Description
-from vit_jax.schema import Choice
+from vit_jax.schema import Choice, ConfigError
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/models/index.md"
 
@@ -53,3 +53,12 @@ def test_default_normalisation_is_that_of_the_publisher(layout, name, arguments,
   for values in usual.values() if mean != 0.5 else ():
     stated = [tuple(map(float, text.split(","))) for text in re.findall(r"`\(([\d.,]+)\)`", chapter)]
     assert values in stated
+
+
+@pytest.mark.parametrize(
+  ("key", "value"), [("mean", 5), ("std", ["a"]), ("test_crop", 7), ("test_crop", {"name": []}), ("image_size", "x")]
+)
+def test_invalid_values_in_the_config_of_a_workdir_are_errors_with_their_key(tmp_path, key, value):
+  about = {"identity": {"config": {"data": {"name": "digits", "mean": [0.5], key: value}}}}
+  with pytest.raises(ConfigError, match=f"{tmp_path}: data of its config: .*{key}"):
+    normalisation.read_workdir_image_metadata(tmp_path, about)

@@ -25,6 +25,8 @@ from vit_jax.schema import ConfigError
 from vit_jax.storage import errors, paths
 
 MAX_READ_BACK_BYTES = 2**24  # larger arrays are not read back after a save, except the smallest array
+# Weights are rejected before they are read if they need more memory than both limits.
+MAX_COMPRESSION, MIN_SUSPICIOUS_BYTES = 10, 2**28
 CheckDescription = Callable[[dict[str, Any]], None]  # raises ValueError if the description of a state cannot be used
 
 
@@ -152,9 +154,25 @@ def _read_part(folder: pathlib.Path, part: str | None) -> tuple[dict[str, np.nda
       raise ConfigError(
         f"step {folder.name} does not contain {part.rstrip('/')}. Train with config.optim.ema to store averaged weights"
       )
+    _check_size(folder, wanted)
     arrays = _read_arrays(usable / "state", wanted)
   verify_fingerprint(jax.jit(digests.fingerprint)(arrays), sealed)
   return {path.removeprefix(part): array for path, array in arrays.items()}, sealed["run"]
+
+
+def _check_size(folder: pathlib.Path, wanted: Mapping[str, Any]) -> None:
+  """Raises ValueError if arrays would need far more memory than the folder on a disk contains, by their metadata."""
+  if paths.in_bucket(folder):
+    return
+  # A part of an array is stored as a chunk, and a whole chunk is read. A manipulated chunk is larger than its array.
+  needed = sum(
+    max(math.prod(leaf.shape), math.prod(getattr(leaf.storage, "chunk_shape", None) or ()))
+    * np.dtype(leaf.dtype).itemsize
+    for leaf in wanted.values()
+  )
+  held = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+  if needed > max(MIN_SUSPICIOUS_BYTES, MAX_COMPRESSION * held):
+    raise ValueError(f"the files have {held:,} bytes, but the arrays need {needed:,}")
 
 
 def check_readable(folder: pathlib.Path) -> None:

@@ -8,7 +8,7 @@ from vit_jax.checkpoints import provenance
 from vit_jax.importers.hub import preprocessing
 from vit_jax.importers.hub.preprocessing import ImageMetadata
 from vit_jax.models import Description
-from vit_jax.schema import Choice
+from vit_jax.schema import ConfigError
 
 Channels = tuple[float, float, float]
 
@@ -44,15 +44,18 @@ def read_workdir_image_metadata(workdir: pathlib.Path, about: Mapping[str, Any])
   Args:
     workdir: the workdir.
     about: metadata of its newest checkpoint.
+
+  Raises:
+    ConfigError: if a value is invalid.
   """
   if not (data := (provenance.stored_config(workdir, about) or {}).get("data")):
     return preprocessing.from_json(about["use"]) if "use" in about else ImageMetadata()
-  crop = data.get("test_crop")
-  return ImageMetadata(
-    {key: tuple(data[key]) for key in ("mean", "std") if key in data},
-    None if crop is None else Choice(crop["name"], {key: crop[key] for key in crop if key != "name"}),
-    data.get("image_size"),
-  )
+  try:
+    return preprocessing.from_json(
+      {key: data[key] for key in ("mean", "std", "test_crop", "image_size") if key in data}
+    )
+  except ConfigError as error:
+    raise ConfigError(f"{workdir}: data of its config: {error}") from error
 
 
 def find_usual_normalisation(layout: str, description: Description, has_heads: bool = False) -> dict[str, Channels]:

@@ -77,7 +77,7 @@ class Bomb:
 def test_pickled_objects_in_npz_are_an_error_and_not_run(tmp_path):
   mark, path = tmp_path / "mark", tmp_path / "x.npz"
   np.savez(path, a=np.array([Bomb(mark)], dtype=object))
-  with pytest.raises(ConfigError, match="a contains pickled objects, which are never loaded"):
+  with pytest.raises(ConfigError, match="'a' contains pickled objects, which are never loaded"):
     containers.read(path)
   assert not mark.exists()
 

@@ -34,7 +34,7 @@ def test_members_are_returned_in_archive_order(tmp_path):
   [
     (["a", "b", "a"], zipfile.ZIP_STORED, None, "two members are named 'a'"),
     (["a", "a.npy"], zipfile.ZIP_STORED, None, "two members are named 'a'"),
-    (["a"], zipfile.ZIP_DEFLATED, None, "a is compressed"),
+    (["a"], zipfile.ZIP_DEFLATED, None, "'a' is compressed"),
     (["a"], zipfile.ZIP_STORED, 2**30, "its tensors claim 1,073,741,824"),
     (map(str, range(members.MEMBERS + 1)), zipfile.ZIP_STORED, None, "has 10,001 members. Allowed: at most 10,000"),
   ],

@@ -159,14 +159,16 @@ def _read_npz(path: pathlib.Path) -> Tensors:
       version = np.lib.format.read_magic(file)
       read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
       if version not in read_header:
-        raise ConfigError(f"{path}: {name} has version {version} of NumPy's format. Allowed: 1.0 and 2.0")
+        raise ConfigError(f"{path}: {show(name)} has version {version} of NumPy's format. Allowed: 1.0 and 2.0")
       shape, _, dtype = read_header[version](file)
       data = member.file_size - file.tell()
     if dtype.hasobject:
-      raise ConfigError(f"{path}: {name} contains pickled objects, which are never loaded. Allowed: arrays of numbers")
+      raise ConfigError(
+        f"{path}: {show(name)} contains pickled objects, which are never loaded. Allowed: arrays of numbers"
+      )
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != data:
       raise ConfigError(
-        f"{path}: {name} is {show(shape)} of {show(dtype)} by its header, but has {format_amount(data, 'byte')}"
+        f"{path}: {show(name)} is {show(shape)} of {show(dtype)} by its header, but has {format_amount(data, 'byte')}"
       )
 
     def values(member: zipfile.ZipInfo = member) -> np.ndarray:

@@ -28,7 +28,7 @@ def check_archive(path: pathlib.Path, archive: zipfile.ZipFile, *compressions: i
     raise ConfigError(f"{path}: the archive has {len(found):,} members. Allowed: at most {MEMBERS:,}")
   for member in found:
     if member.compress_type not in compressions:
-      raise ConfigError(f"{path}: {member.filename} is compressed, but files of weights are never compressed")
+      raise ConfigError(f"{path}: {show(member.filename)} is compressed, but files of weights are never compressed")
   if again := archives.find_repeated_name(found):
     raise ConfigError(f"{path}: two members are named {show(again)}, and readers differ in which one they use. {AGAIN}")
   check_size(path, sum(member.file_size for member in found))

@@ -10,10 +10,10 @@ import itertools
 import pickle
 import pickletools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, BinaryIO
 
-# Limits above those of all weight files, and low enough to parse within seconds.
+# Limits above those of all weight files, and low enough to parse within a minute.
 _INSTRUCTIONS, _LONGEST = 10_000_000, 2**28
 # Functions that start programs, run code or change files. Weight files never call them, so a file that does is rejected
 # as an attack. Safety does not depend on this list, because functions in a pickle are never called.
@@ -114,12 +114,8 @@ _MAKERS: Mapping[str, Callable[[], Any]] = {
   "EMPTY_SET": list,
   "MARK": lambda: _MARK,
 }
-# Containers that are created as plain values.
-_PLAIN: Mapping[str, Callable[..., Any]] = {
-  **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "builtins.dict", "__builtin__.dict"), dict),
-  **dict.fromkeys(("builtins.set", "builtins.frozenset", "__builtin__.set", "__builtin__.frozenset"), list),
-  "collections.defaultdict": lambda *factory: {},
-}
+# Keys of dictionaries, also in a tuple. The hash of nested tuples may need unlimited time and stack.
+_KEYS = (str, bytes, int, float, type(None))
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _IGNORED = {"PROTO", "FRAME"}
 
@@ -131,6 +127,7 @@ class _Machine:
     self.build, self.storage = build, storage
     self.stack: list[Any] = []
     self.memo: dict[int, Any] = {}
+    self.copied = 0  # number of values that calls of `_PLAIN` have copied
 
   def run(self, name: str, argument: object) -> None:
     """Executes one instruction."""
@@ -218,6 +215,9 @@ class _Machine:
     if _ATTACK.fullmatch(name):
       raise AttackError(name)
     if name in _PLAIN and isinstance(target, GlobalName):
+      self.copied += sum(len(each) for each in arguments if isinstance(each, Sized))
+      if self.copied > _INSTRUCTIONS:
+        raise pickle.UnpicklingError(f"its pickle copies more than {_INSTRUCTIONS:,} values")
       return _PLAIN[name](*arguments)
     value = self.build(name, arguments) if isinstance(target, GlobalName) else UNKNOWN
     return Placeholder(name, arguments) if value is UNKNOWN else value
@@ -246,10 +246,28 @@ def _create_name(module: str, name: str) -> Any:
 def _create_dict(values: Sequence[object]) -> dict[Any, Any]:
   if len(values) % 2:
     raise pickle.UnpicklingError("its pickle has a key without a value")
-  for key in values[::2]:  # the hash of nested tuples may need unlimited time and stack
-    if isinstance(key, tuple) and any(isinstance(part, tuple) for part in key):
-      raise pickle.UnpicklingError("its pickle has a key of tuples inside of a tuple")
+  for key in values[::2]:
+    for part in key if type(key) is tuple else (key,):
+      if not isinstance(part, (*_KEYS, GlobalName, Placeholder)):
+        raise pickle.UnpicklingError(f"its pickle has a key that is or contains a {type(part).__name__}")
   return dict(zip(values[::2], values[1::2], strict=True))
+
+
+def _copy_dict(contents: object = ()) -> dict[Any, Any]:
+  """Returns the value of a call of `dict` with a dictionary, or with a list of keys and values in pairs."""
+  if isinstance(contents, dict):
+    return dict(contents)
+  if not isinstance(contents, list | tuple) or any(not isinstance(p, list | tuple) or len(p) != 2 for p in contents):
+    raise pickle.UnpicklingError("its pickle makes a dictionary of values that are not pairs")
+  return _create_dict([part for pair in contents for part in pair])
+
+
+# Containers that are created as plain values.
+_PLAIN: Mapping[str, Callable[..., Any]] = {
+  **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "builtins.dict", "__builtin__.dict"), _copy_dict),
+  **dict.fromkeys(("builtins.set", "builtins.frozenset", "__builtin__.set", "__builtin__.frozenset"), list),
+  "collections.defaultdict": lambda *factory: {},
+}
 
 
 def _check_tuple(value: object) -> tuple[Any, ...]:

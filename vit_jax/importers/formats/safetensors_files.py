@@ -50,7 +50,7 @@ def read(path: pathlib.Path) -> tuple[dict[str, Tensor], Hints]:
     piece = file.get_slice(name)
     kind = _KINDS.get(piece.get_dtype())
     if kind is None:
-      raise ConfigError(f"{path}: {name} has type {piece.get_dtype()}. Allowed: {', '.join(_KINDS)}")
+      raise ConfigError(f"{path}: {show(name)} has type {piece.get_dtype()}. Allowed: {', '.join(_KINDS)}")
     result[name] = Tensor(piece.get_shape(), kind, guard_read(path, functools.partial(values, name)))
   about = (file.metadata() or {}).get("vit_jax")
   with metadata.add_file_to_errors(path):

@@ -93,7 +93,8 @@ def create_storage(pid: object) -> Storage:
       kind = _STORAGES.get(full.rpartition(".")[2])
       first = view[0][1] if view and isinstance(view[0], tuple) else 0
       return Storage(kind, key, first, count)
-  raise pickle.UnpicklingError(f"its pickle refers to values by {show(pid)[:60]}")
+  what = show(pid) if isinstance(pid, str) else f"a {type(pid).__name__}"
+  raise pickle.UnpicklingError(f"its pickle refers to values by {what}")
 
 
 def build_tensor(called: dict[str, None], name: str, arguments: tuple[Any, ...]) -> Any:
@@ -213,14 +214,16 @@ def _check_tensor(path: pathlib.Path, name: str, placeholder: Placeholder) -> No
 def _create_tensor(path: pathlib.Path, name: str, dense: _Dense, starts: Any) -> Tensor:
   """Returns a tensor that reads its values on demand. Raises ConfigError if values are missing in the file."""
   storage, dtype, offset, shape, strides = dense
-  if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in (*shape, *strides, offset, storage.first)):
-    raise ConfigError(f"{path}: {name} has the shape {show(shape)} with the strides {show(strides)}")
+  if any(type(n) is not int for n in (*shape, *strides, offset, storage.first)):  # possibly too large to print
+    raise ConfigError(f"{path}: {show(name)} has a shape or strides that are not integers")
+  if len(shape) != len(strides) or min(*shape, *strides, offset, storage.first, 0) < 0:
+    raise ConfigError(f"{path}: {show(name)} has the shape {show(shape)} with the strides {show(strides)}")
   start, held = starts.get(storage.key, (0, 0))
   stored = storage.dtype if storage.dtype is not None else dtype
   first = storage.first * stored.itemsize + offset * dtype.itemsize
   span = math.prod(shape) and 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
   if first + span * dtype.itemsize > held or math.prod(shape) * dtype.itemsize > held:
-    raise ConfigError(f"{path}: {name} has the shape {show(shape)}, and fewer values than that")
+    raise ConfigError(f"{path}: {show(name)} has the shape {show(shape)}, and fewer values than that")
 
   def values() -> np.ndarray:
     raw = np.fromfile(path, np.uint8, span * dtype.itemsize, offset=start + first)
