@@ -192,7 +192,7 @@ def test_check_exits_with_1_exactly_if_bad_images_remain(tmp_path, capsys):
   assert "1 bad image, 1 moved to" in run(move, 0)
   assert run(check, 0).endswith(
     "\nno bad image\nnext: python -m vit_jax.train --config=folder:cct_2_3x2_32 --workdir=runs/a "
-    f"--config.data.path={photos}\n"
+    f"--config.data.path={photos} --config.batch=4\n"
   )
   torn.write_bytes(b"x")  # the other folder already contains a file of this name
   assert "1 bad image, 0 moved to" in run(move, 1)

@@ -24,7 +24,7 @@ from vit_jax.evals.metrics import is_share
 from vit_jax.parallel import hardware
 from vit_jax.runtime import devices, print_line, settings, streams
 from vit_jax.schema import ConfigError, suggestions
-from vit_jax.schema.errors import format_names
+from vit_jax.schema.errors import format_names, show
 from vit_jax.storage import errors, hub_addresses, paths
 
 CONFIG = "file or name of a recipe, or either with :argument; --config.KEY=VALUE changes a value"  # help of --config
@@ -113,6 +113,9 @@ class Parser(argparse.ArgumentParser):
     if used and not groups and not CONFIGS.isdisjoint(known):
       flag = next(flag for flag in used[0] if flag in used_flags)
       advice = f" {flag} cannot be combined with --config.KEY=VALUE."
+    if not any(word.startswith("-") for word in unknown):
+      first = next(iter(unknown))
+      return f"unexpected {show(first)}. Quote a value that contains spaces: --flag='a b'"
     flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
     return f"unknown {flags}.{suggestions.join_suggestions(found)} Allowed: {format_names(fitting)}.{advice}"
 

@@ -1,14 +1,15 @@
-"""Runs the trials of a config, selects the best setting and measures it on test.
+"""Runs the trials of a config, and can select the best setting and measure it on test.
 
 A config defines its trials by `sweep()`. The command line is:
 
     python -m vit_jax.sweep --config=finetune:cifar100 --workdir=runs/sweep \\
         --config.init.from=B_16.npz [--parallel=N]
 
-Each trial runs as `vit_jax.train`. With --parallel, several trials run at the same time on disjoint devices. Trials
-are measured on the split that decides, and not on test. Only the best setting is measured on test, once. If the sweep
-has `final` changes, the best setting is first trained again. The same command continues a sweep that was stopped or
-killed. A failed trial is recorded with its error and is not repeated without --retry.
+Each trial runs as `vit_jax.train`. With --parallel, several trials run at the same time on disjoint devices. If the
+sweep has a metric that decides, such as `decide="val/top1"`, trials are not measured on test. Only the best setting is
+measured on test, once. If the sweep also has `final` changes, the best setting is first trained again. A list of trials
+without `decide` selects no setting, and each trial is measured like any other run. The same command continues a sweep
+that was stopped or killed. A failed trial is recorded with its error and is not repeated without --retry.
 
 --render prints the trials as commands for other launchers. When all trials have ended, it also prints the final runs.
 It writes nothing, except the commits of weights on the Hugging Face Hub to sweep.json.

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shutil
 
 import pytest
 from etils import epath
@@ -220,6 +221,26 @@ def test_parent_of_a_dataset_folder_is_reported_as_unreadable(tmp_path, empty):
   assert (count, lines[-1]) == (0, "no bad image")
   assert problem.startswith("no split 'train'.") and f"name '{tmp_path}/photos' as config.data.path" in problem
   assert check.check_images(tmp_path / "photos").problem is None
+
+
+def test_next_step_of_a_small_folder_has_a_batch_that_fits(tmp_path):
+  for number in range(30):
+    for name in ("a", "b"):
+      (tmp_path / name).mkdir(exist_ok=True)
+      (tmp_path / name / f"{number}.png").write_bytes(GOOD)
+  lines, _, problem = check.check_images(tmp_path)  # 60 images, of which 42 are for training
+  assert problem is None and lines[-1].endswith(f"--config.data.path={tmp_path} --config.batch=32")
+  assert not any("of one class" in line for line in lines)
+  shutil.rmtree(tmp_path / "b")
+  lines, _, problem = check.check_images(tmp_path)
+  assert problem is None and "warning: all images are of one class, 'a': a classifier learns nothing" in lines
+
+
+def test_folder_with_files_of_another_format_is_an_error_that_names_them(tmp_path):
+  (tmp_path / "a").mkdir()
+  (tmp_path / "a/1.HEIC").write_bytes(b"x")
+  with pytest.raises(schema.ConfigError, match=r"--check: no image .*, but 1 \.heic\. Convert photographs in other"):
+    check.check_images(tmp_path)
 
 
 def test_missing_or_empty_folder_is_an_error(tmp_path):

@@ -15,8 +15,10 @@ from vit_jax.training.steps import State
 def test_batch_that_does_not_divide_is_an_error_with_the_nearest_sizes():
   grid = sharding.make_mesh(Mesh(), jax.devices()[:8])
   capacity.check_batch(16, 1, grid, 16, "train")
-  with pytest.raises(ConfigError, match="16 is larger than the 15 images of 'train'"):
+  with pytest.raises(ConfigError, match=r"16 is larger than the 15 images of 'train'\. Set --config\.batch=8 or less$"):
     capacity.check_batch(16, 1, grid, 15, "train")
+  with pytest.raises(ConfigError, match=r"16 is larger than the 7 images of 'train'\. Add images$"):
+    capacity.check_batch(16, 1, grid, 7, "train")
   with pytest.raises(ConfigError, match=r"12 cannot be divided over 8 devices .*: 8, 16$"):
     capacity.check_batch(12, 1, grid, 1000, "train")
   with pytest.raises(ConfigError, match=r"24 cannot be divided .* and 2 micro-batches .*: 16, 32$"):

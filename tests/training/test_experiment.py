@@ -1,6 +1,7 @@
 """Intervals and actions of an experiment; test_build has its assembly, test_loop its use."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -66,3 +67,14 @@ def test_splits_of_training_and_evaluations_are_recorded_once(parts):  # `parts`
 
 def test_a_run_from_random_weights_reads_no_others(parts):
   assert parts.weights() == ({}, []) and parts.frozen() == ({}, {}) and parts.frozen_shapes == {}
+
+
+def test_training_images_of_one_class_cause_a_warning_if_the_task_learns_classes(parts):
+  def with_classes(*classes, learned=True):
+    images = types.SimpleNamespace(source=types.SimpleNamespace(classes=classes))
+    return dataclasses.replace(parts, images=images, task=types.SimpleNamespace(classes=learned))
+
+  warning = "all training images are of one class, 'a', so the model learns nothing"
+  assert with_classes("a").find_class_problem() == warning
+  assert with_classes("a", "b").find_class_problem() is None
+  assert with_classes("a", learned=False).find_class_problem() is None

@@ -26,6 +26,7 @@ from vit_jax.storage import paths
 SECONDS = 3.0  # maximum duration of a check at the start of a run
 # Bytes of JPEGs that a core decodes per second, and seconds per file during which the global interpreter lock is held.
 RATE, EACH = 4e7, 5e-4
+BATCH = 64  # images of a batch in the suggested recipe
 FEW = 10  # a class with fewer images is difficult to learn
 SHOWN = 20  # maximum number of small classes, and of skipped images, in the output
 BOUNDS = conversion.MAX_PIXELS, conversion.MAX_ASPECT  # default limits of a run
@@ -190,7 +191,11 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> Folde
     )
   walked = find_images(root)
   if not walked.images:
-    raise ConfigError(f"--check: no image ({', '.join(tree.EXTENSIONS)}) in {str(root)!r}")
+    others = ", ".join(tree.format_counts(walked.ignored, tree.SHOWN))
+    raise ConfigError(
+      f"--check: no image ({', '.join(tree.EXTENSIONS)}) in {str(root)!r}"
+      + (f", but {others}. Convert photographs in other formats to .jpg" if others else "")
+    )
   source = Source(
     *("check", "all", ("",), len(walked.images)),
     read=lambda i: (local_files.read_file(root / walked.images[i]), 0),
@@ -278,14 +283,22 @@ def _describe_classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
   counts.subtract(os.path.dirname(names[i]) for i in bad)
   few = sorted((count, folder) for folder, count in counts.items() if count < FEW)
   some = ", ".join(f"{folder or '.'!r} {count}" for count, folder in few[:SHOWN])
-  return [f"{len(few):,} of {format_amount(len(counts), 'folder')} with fewer than {FEW} images: {some}"] if few else []
+  lines = (
+    [f"{len(few):,} of {format_amount(len(counts), 'folder')} with fewer than {FEW} images: {some}"] if few else []
+  )
+  if len({os.path.basename(folder) for folder in counts}) == 1:
+    lines.append(
+      f"warning: all images are of one class, {os.path.basename(min(counts))!r}: a classifier learns nothing"
+    )
+  return lines
 
 
 def _describe_next_step(root: pathlib.Path, remaining: int, moving: bool) -> str:
   """Returns a line with the next command after a check of a folder that a run can read."""
   if not remaining:
-    path = texts.format_flag("config.data.path", root)
-    return f"next: python -m vit_jax.train --config=folder:cct_2_3x2_32 --workdir=runs/a {path}"
+    path, images = texts.format_flag("config.data.path", root), len(_open_training_images(root))
+    batch = f" --config.batch={1 << images.bit_length() - 1}" if images < BATCH else ""  # a power of two
+    return f"next: python -m vit_jax.train --config=folder:cct_2_3x2_32 --workdir=runs/a {path}{batch}"
   if moving:
     return "next: fix or remove the bad images that were not moved"
   command = f"python -m vit_jax.prepare {texts.format_flag('check', root)} --move-bad=DIR"

@@ -22,12 +22,13 @@ def check_batch(batch: int, accumulate: int, grid: jax.sharding.Mesh, examples: 
   Raises:
     ConfigError: the batch is too large, or not divisible by the number of shards times micro-batches.
   """
-  if batch > examples:
-    raise ConfigError(
-      f"config.batch: {batch} is larger than the {format_amount(examples, 'image')} of {split!r}. Set a smaller one"
-    )
   shards = sharding.count_batch_shards(grid)
   unit = shards * accumulate
+  if batch > examples:
+    remedy = f"Set --config.batch={examples // unit * unit} or less" if examples >= unit else "Add images"
+    raise ConfigError(
+      f"config.batch: {batch} is larger than the {format_amount(examples, 'image')} of {split!r}. {remedy}"
+    )
   if batch % unit:
     near = sorted({max(unit, batch // unit * unit), -(-batch // unit) * unit})
     parts = f"{format_amount(shards, 'device')} (mesh axes data and fsdp)" + (

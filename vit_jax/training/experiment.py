@@ -144,6 +144,13 @@ class Experiment:
       f"{format_amount(self.total, 'step')} on {sharding.format_mesh(self.mesh)}"
     )
 
+  def find_class_problem(self) -> str | None:
+    """Returns a warning if the task learns classes, but the training images have only one class."""
+    classes = self.images.source.classes
+    if not self.task.classes or len(classes) != 1:
+      return None
+    return f"all training images are of one class, {classes[0]!r}, so the model learns nothing"
+
   # Weights.
 
   def weights(self) -> tuple[dict[str, np.ndarray], list[str]]:

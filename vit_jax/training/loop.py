@@ -206,6 +206,8 @@ def open_session(
   certificate = comparison.find_certificate(experiment.run, experiment.total, about.get("verdicts", ()), changed_length)
   for line in comparison.describe_start(certificate, experiment):
     print_line(line)
+  if problem := experiment.find_class_problem():
+    print_line(f"warning: {problem}")
   evaluated = about.get("evaluated", True)
   return (
     Session(

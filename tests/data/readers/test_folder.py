@@ -228,7 +228,9 @@ def test_missing_folder_is_an_error(tmp_path):
 
 def test_missing_folder_below_home_is_shown_with_its_full_path(monkeypatch, tmp_path):
   monkeypatch.setenv("HOME", str(tmp_path))
-  with pytest.raises(schema.ConfigError, match=rf"no folder '~/photos' \('{tmp_path}/photos'\)\. Restore it"):
+  with pytest.raises(
+    schema.ConfigError, match=rf"no folder '~/photos' \('{tmp_path}/photos'\)\. Name an existing folder"
+  ):
     folder("~/photos")
 
 

@@ -49,11 +49,29 @@ def test_no_folder_is_suggested_if_several_match_equally(tmp_path):
     folder(tmp_path, validation=0.1)
 
 
+def test_a_folder_whose_splits_are_deeper_has_no_list_of_splits_in_its_error(tmp_path):
+  write(tmp_path, "b/train/x/1.png", "b/test/x/1.png")
+  with pytest.raises(schema.ConfigError, match=rf"no split 'train'\. '{tmp_path}/b' has 'test', 'train': name that"):
+    folder(tmp_path, validation=0.1)
+
+
+def test_files_of_another_format_are_named_if_a_folder_has_no_images(tmp_path):
+  write(tmp_path, "x/1.HEIC", "y/1.heic", "y/2.HEIC")
+  with pytest.raises(schema.ConfigError, match=r"<class>, but 3 \.heic\. Convert photographs in other formats to"):
+    folder(tmp_path, validation=0.1)
+
+
+def test_missing_folder_has_a_suggestion(tmp_path):
+  write(tmp_path, "photos/x/1.png")
+  with pytest.raises(schema.ConfigError, match=rf"no folder '{tmp_path}/fotos'\. Did you mean '{tmp_path}/photos'\?"):
+    folder(tmp_path / "fotos")
+
+
 def test_empty_class_folder_is_named_with_the_fix(tmp_path):
   write(tmp_path, *(f"a/{i}.png" for i in range(5)))
   (tmp_path / "b").mkdir()
   with pytest.raises(
-    schema.ConfigError, match=rf"'{tmp_path}/b' contains no image .*\. The folder is empty: remove it"
+    schema.ConfigError, match=rf"'{tmp_path}/b' contains no image .*\. Remove the empty folder, or move"
   ):
     folder(tmp_path, validation=0.1)
 

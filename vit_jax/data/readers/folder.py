@@ -1,6 +1,7 @@
 """The reader of image folders: it finds the files, classes and splits, and determines the order of the records."""
 
 import dataclasses
+import difflib
 import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Annotated, NamedTuple
@@ -195,7 +196,8 @@ def _select_records(found: _Listing, split: str) -> list[tuple[str, range]]:
     if not advice:
       raise
     key = split if split in ("train", "val", "test") else ""
-    raise sources.SplitError(f"{error.message.removesuffix('.')}.{advice}", key) from None
+    message = error.message.partition(" Allowed: ")[0] if found.advice else error.message  # the folders are no splits
+    raise sources.SplitError(f"{message.removesuffix('.')}.{advice}", key) from None
 
 
 def _open_directory(path: str) -> locations.DiskFolder | locations.BucketFolder:
@@ -210,7 +212,10 @@ def _open_directory(path: str) -> locations.DiskFolder | locations.BucketFolder:
     return bucket
   if path and not root.exists():
     whole = f" ({show(str(root))})" if path.startswith("~") else ""
-    raise AbsentError(f"no folder {path!r}{whole}. Restore it, or name one with {known}", "path")
+    folders = [entry.name for entry in root.parent.iterdir() if entry.is_dir()] if root.parent.is_dir() else []
+    similar = difflib.get_close_matches(root.name, folders, n=1)
+    advice = f" Did you mean {str(root.parent / similar[0])!r}?" if similar else ""
+    raise AbsentError(f"no folder {path!r}{whole}.{advice} Name an existing folder with {known}", "path")
   if path and (root / "dataset_info.json").exists():
     raise ConfigError(f"{path!r} is a prepared dataset. Set config.data.name=tfds to read it", "path")
   if not path or not root.is_dir():
@@ -236,14 +241,15 @@ def _split_validation(drawn: Drawn, train: str, share: float) -> tuple[Drawn, in
   """
   if train not in drawn:
     raise ConfigError(
-      f"images can be held out only from a whole split, but `train` is {train!r}. Set `val`, or set this to 0",
+      f"images can be held out only from a whole split, but `train` is {train!r}. Set {get_current_key('val')} to a "
+      f"split, or {get_current_key('validation')}=0",
       "validation",
     )
   counts = [max(1, round(len(images) * share)) if len(images) >= FEWEST else 0 for images in drawn[train]]
   if drawn[train] and not any(counts):
     raise ConfigError(
-      f"no class of {train!r} has {FEWEST} images, so validation images cannot be held out. Set this to 0, and do "
-      "not choose settings by the test images",
+      f"no class of {train!r} has {FEWEST} images, so validation images cannot be held out. Set "
+      f"{get_current_key('validation')}=0, and do not choose settings by the test images",
       "validation",
     )
   pairs = list(zip(drawn[train], counts, strict=True))

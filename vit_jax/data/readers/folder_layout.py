@@ -23,18 +23,21 @@ def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
   """
   holding = [folder for folder in top if tree.entries(folder).images]
   nested = [folder for folder in top if tree.folders(folder)]
-  where = repr(str(tree.root.root))
+  where, above = repr(str(tree.root.root)), pathlib.PurePath(str(tree.root.root)).parent
   if not nested and not holding:
-    advice = (
-      ". The folder itself contains images. If it is a class, use the folder above it" if tree.entries().images else ""
-    )
+    others = collections.Counter(extension(name) for folder in ("", *top) for name in tree.entries(folder).others)
+    advice = ""
+    if tree.entries().images:
+      advice = f". The folder itself contains images. If it is a class, use {str(above)!r}"
+    elif others:
+      advice = f", but {', '.join(format_counts(others, 5))}. Convert photographs in other formats to .jpg"
     raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {where}/<class> or /<split>/<class>{advice}", "path")
   loose = tree.entries().images
   if len(holding) == 1 and not nested and loose:
     own = pathlib.PurePath(str(tree.root.root)).name
     raise ConfigError(
       f"{where} holds {format_amount(len(loose), 'image')} itself, as {loose[0]!r}, and its only class would be "
-      f"{holding[0]!r}. If {own!r} is a class, use the folder above it. Otherwise move these images to another folder",
+      f"{holding[0]!r}. If {own!r} is a class, use {str(above)!r}. Otherwise move these images to another folder",
       "path",
     )
   if nested and holding:
@@ -97,7 +100,7 @@ def list_images(tree: FolderTree, folder: str) -> list[str]:
     return images
   message = f"class folder {f'{tree.root.root}/{folder}'!r} contains no image ({', '.join(EXTENSIONS)})"
   if not others and not inner:
-    raise ConfigError(f"{message}. The folder is empty: remove it, or move images into it", "path")
+    raise ConfigError(f"{message}. Remove the empty folder, or move images into it", "path")
   if others:
     message += f", but {', '.join(format_counts(collections.Counter(map(extension, others)), 5))}"
   if inner and (deep := tree.example(folder, 2)):
