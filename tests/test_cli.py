@@ -5,6 +5,8 @@ import importlib
 import os
 import re
 import shlex
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -272,3 +274,12 @@ def test_unknown_flag_suggests_the_intended_flag(flag, meant):
   name = flag.partition("=")[0]
   with pytest.raises(ConfigError, match=rf"^unknown flag '{name}'\. Did you mean {re.escape(meant)}\?"):
     importlib.import_module("vit_jax.train").main(["--config=a", *TRAIN, flag])
+
+
+@pytest.mark.heavy
+def test_warnings_of_a_verb_have_a_short_prefix_even_if_a_library_has_logged_before():
+  program = (
+    "import logging; logging.basicConfig(); from vit_jax import cli; cli.configure_logging(); logging.warning('a')"
+  )
+  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+  assert done.stderr.splitlines()[-1] == "WARNING: a"

@@ -371,7 +371,10 @@ def run_verb(verb: Callable[[], None]) -> None:
 
 def configure_logging() -> None:
   """Shows the warnings of this package, and hides messages of libraries that repeat raised errors."""
-  logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+  logging.basicConfig(level=logging.WARNING)
+  for handler in logging.root.handlers:
+    if type(handler) is logging.StreamHandler:  # of this call, or of a library that has logged during its import
+      handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
   logging.getLogger("tensorflow").setLevel(logging.ERROR)
   # If a save fails, Orbax's threads print pages in addition to the raised error. Beam does the same for an image.
   for library in ("absl", "asyncio", "apache_beam.runners.common"):

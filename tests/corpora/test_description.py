@@ -48,6 +48,8 @@ def test_summary_groups_reasons_by_kind():
     "8 rejected; rejected.jsonl names them",
     "        8  such as 0: 0 x 9 pixels. Allowed: 3",
   ]
+  equal = description.summarise_reports({"train": [make_report(4)]}, ("a", "b"))
+  assert equal[0] == "train: 4 images in 1 file, 0 MiB; 2 classes with 2 images each"
 
 
 def test_duplicate_class_names_are_refused():

@@ -183,8 +183,12 @@ def summarise_reports(reports: Mapping[str, Sequence[record_maker.ShardReport]],
     few, many = (pick((each.classes[i], label) for i, label in enumerate(classes)) for pick in (min, max))
     lines.append(
       f"{name}: {format_amount(each.records, 'image')} in {format_amount(len(reports[name]), 'file')}, "
-      f"{each.bytes / 2**20:,.0f} MiB; {format_amount(len(classes), 'class', 'classes')} with {few[0]:,} "
-      f"({schema.show(few[1])}) to {many[0]:,} images ({schema.show(many[1])})"
+      f"{each.bytes / 2**20:,.0f} MiB; {format_amount(len(classes), 'class', 'classes')} with "
+      + (
+        f"{few[0]:,} ({schema.show(few[1])}) to {many[0]:,} images ({schema.show(many[1])})"
+        if few[0] != many[0]
+        else f"{format_amount(few[0], 'image')} each"
+      )
     )
   if everything.done:
     lines.append(", ".join(f"{count:,} {word}" for word, count in sorted(everything.done.items())))
