@@ -60,7 +60,7 @@ SHORT = [
   pytest.param(("kills", "1", "--recipe=dinov2"), marks=pytest.mark.full),
   pytest.param(("processes", "--two-processes", "sigkill_of_process"), marks=pytest.mark.full),
   pytest.param(("prepare", "1"), marks=pytest.mark.full),
-  ("disk", "full at the result", "checkpoints removed"),
+  ("disk", "full at the result"),
   ("buckets", "forbidden from the start"),
   ("images", "png"),
   ("files", "sweep:"),

@@ -77,7 +77,7 @@ def sweep_words(folder, seeds):
   return [f"--config={file}", f"--workdir={folder / 'sweep'}", "--config.optim.lr=1e-3", *flags]
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_trials_of_a_sweep_use_the_recorded_commit(hub, tmp_path, monkeypatch):
   prepare_dataset("digits")
   (tmp_path / "weights").mkdir()

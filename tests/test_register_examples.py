@@ -97,7 +97,7 @@ def trained(data, tmp_path_factory):
   return workdir, result
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_interrupted_run_resumes_with_the_same_bits(data, trained, tmp_path):
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts(data, devices=1), 4), tmp_path / "run")

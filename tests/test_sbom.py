@@ -10,7 +10,7 @@ import pytest
 from tests.runs import ROOT
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_list_contains_the_installed_packages_with_versions_and_no_path(tmp_path):
   pytest.importorskip("cyclonedx_py", reason="the extra sbom is not installed")
   environment = f"VENV={sys.prefix}"

@@ -33,7 +33,7 @@ def labels(tmp_path_factory):
   return root / "soft", root / "hard"
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_student_goes_on_to_the_same_bits_after_a_death(labels, tmp_path):
   student = parts("student", data__path=labels[0], data__minimum=0.0, data__per_class="none")
   whole = loop.train(student, tmp_path / "whole")

@@ -31,7 +31,7 @@ def test_every_parameter_is_counted_once_in_at_most_a_dozen_lines(name):
   assert list(columns[3]) == [f"{number / sum(numbers):.1%}" for number in numbers]
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_tables_of_all_published_models_are_short():
   families = {(row.function, row.row): name for name, row in table.TABLE.items()}
   named = [name for name in families.values() if not re.search("-[GHeg]|large|base|_b[2-7]|_l2|x[34]|152", name)]

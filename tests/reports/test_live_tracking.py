@@ -199,8 +199,7 @@ def read_expected(workdir):
 
 
 @pytest.mark.long
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("tracker", ["mlflow", "trackio", "wandb"])
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio"])
 def test_a_run_and_its_restart_are_one_run_in_the_tracker(tracker, tmp_path, monkeypatch):
   pytest.importorskip(tracker, reason=f"the extra {tracker} is not installed")
   prepare_dataset("digits")
