@@ -239,6 +239,8 @@ DAMAGED = {
   "a wide tuple as a key": b"}" + deep(64, b")", b"2\x86") + b"Ns.",
   "a deep tuple as a key of a call": b"ccollections\nOrderedDict\n]" + deep(200_000, b")", b"\x85") + b"N\x86a\x85R.",
   "a wide tuple as a key of a call": b"ccollections\nOrderedDict\n]" + deep(64, b")", b"2\x86") + b"N\x86a\x85R.",
+  "a long tuple as a key": b"}(" + b"N" * 10_000 + b"tNs.",
+  "a huge number as a key": b"}\x8b" + struct.pack("<I", 1000) + b"\x01" * 1000 + b"Ns.",
   "a call of a dictionary with a number": b"ccollections\nOrderedDict\nK\x01\x85R.",
   "lists that are copied many times": b"](" + b"N" * 10_000 + b"e" + b"0cbuiltins\nset\nh\x00\x85R" * 10_000 + b".",
   "a name of a number": b"K\x01K\x02\x93.",

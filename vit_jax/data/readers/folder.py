@@ -1,5 +1,6 @@
 """The reader of image folders: it finds the files, classes and splits, and determines the order of the records."""
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
@@ -212,7 +213,9 @@ def _open_directory(path: str) -> locations.DiskFolder | locations.BucketFolder:
     return bucket
   if path and not root.exists():
     whole = f" ({show(str(root))})" if path.startswith("~") else ""
-    folders = [entry.name for entry in root.parent.iterdir() if entry.is_dir()] if root.parent.is_dir() else []
+    folders = []
+    with contextlib.suppress(OSError):
+      folders = [entry.name for entry in root.parent.iterdir() if entry.is_dir()]
     similar = difflib.get_close_matches(root.name, folders, n=1)
     advice = f" Did you mean {str(root.parent / similar[0])!r}?" if similar else ""
     raise AbsentError(f"no folder {path!r}{whole}.{advice} Name an existing folder with {known}", "path")

@@ -23,7 +23,7 @@ def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
   """
   holding = [folder for folder in top if tree.entries(folder).images]
   nested = [folder for folder in top if tree.folders(folder)]
-  where, above = repr(str(tree.root.root)), pathlib.PurePath(str(tree.root.root)).parent
+  where, above = repr(str(tree.root.root)), tree.root.root.parent
   if not nested and not holding:
     others = collections.Counter(extension(name) for folder in ("", *top) for name in tree.entries(folder).others)
     advice = ""

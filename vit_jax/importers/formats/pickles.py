@@ -114,8 +114,10 @@ _MAKERS: Mapping[str, Callable[[], Any]] = {
   "EMPTY_SET": list,
   "MARK": lambda: _MARK,
 }
-# Keys of dictionaries, also in a tuple. The hash of nested tuples may need unlimited time and stack.
-_KEYS = (str, bytes, int, float, type(None))
+# Keys of dictionaries, also in a short tuple. The hash of nested or long tuples and of huge numbers may need unlimited
+# time, and that of nested tuples also unlimited stack.
+_KEYS = (str, bytes, int, float, type(None), GlobalName, Placeholder)
+_KEY_PARTS, _KEY_BITS = 16, 64
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _IGNORED = {"PROTO", "FRAME"}
 
@@ -247,8 +249,11 @@ def _create_dict(values: Sequence[object]) -> dict[Any, Any]:
   if len(values) % 2:
     raise pickle.UnpicklingError("its pickle has a key without a value")
   for key in values[::2]:
-    for part in key if type(key) is tuple else (key,):
-      if not isinstance(part, (*_KEYS, GlobalName, Placeholder)):
+    parts = key if type(key) is tuple else (key,)
+    if len(parts) > _KEY_PARTS or any(isinstance(part, int) and part.bit_length() > _KEY_BITS for part in parts):
+      raise pickle.UnpicklingError("its pickle has a key that is a long tuple or contains a huge number")
+    for part in parts:
+      if not isinstance(part, _KEYS):
         raise pickle.UnpicklingError(f"its pickle has a key that is or contains a {type(part).__name__}")
   return dict(zip(values[::2], values[1::2], strict=True))
 
