@@ -154,7 +154,7 @@ def _read_part(folder: pathlib.Path, part: str | None) -> tuple[dict[str, np.nda
       raise ConfigError(
         f"step {folder.name} does not contain {part.rstrip('/')}. Train with config.optim.ema to store averaged weights"
       )
-    _check_size(folder, wanted)
+    _check_size(usable, wanted)
     arrays = _read_arrays(usable / "state", wanted)
   verify_fingerprint(jax.jit(digests.fingerprint)(arrays), sealed)
   return {path.removeprefix(part): array for path, array in arrays.items()}, sealed["run"]

@@ -297,7 +297,8 @@ def _describe_next_step(root: pathlib.Path, remaining: int, moving: bool) -> str
   """Returns a line with the next command after a check of a folder that a run can read."""
   if not remaining:
     path, images = texts.format_flag("config.data.path", root), len(_open_training_images(root))
-    batch = f" --config.batch={1 << images.bit_length() - 1}" if images < BATCH else ""  # a power of two
+    smaller = 1 << images.bit_length() - 1  # a power of two
+    batch = f" {texts.format_flag('config.batch', smaller)}" if images < BATCH else ""
     return f"next: python -m vit_jax.train --config=folder:cct_2_3x2_32 --workdir=runs/a {path}{batch}"
   if moving:
     return "next: fix or remove the bad images that were not moved"

@@ -12,7 +12,6 @@ from vit_jax import rng
 TABLE = 2**16
 
 
-@functools.lru_cache(maxsize=2**14)  # half of the calls in the tests of the data repeat an earlier call
 def permute_index(index: int, length: int, seed: int, epoch: int) -> int:
   """Returns the entry at an index of a permutation of the numbers below `length`.
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from vit_jax.parallel import hardware, sharding
-from vit_jax.schema import ConfigError, format_amount
+from vit_jax.schema import ConfigError, format_amount, texts
 
 
 def check_batch(batch: int, accumulate: int, grid: jax.sharding.Mesh, examples: int, split: str) -> None:
@@ -25,7 +25,8 @@ def check_batch(batch: int, accumulate: int, grid: jax.sharding.Mesh, examples: 
   shards = sharding.count_batch_shards(grid)
   unit = shards * accumulate
   if batch > examples:
-    remedy = f"Set --config.batch={examples // unit * unit} or less" if examples >= unit else "Add images"
+    fitting = examples // unit * unit
+    remedy = f"Set {texts.format_flag('config.batch', fitting)} or less" if fitting else "Add images"
     raise ConfigError(
       f"config.batch: {batch} is larger than the {format_amount(examples, 'image')} of {split!r}. {remedy}"
     )
