@@ -223,14 +223,15 @@ class Checkpoints:
     if self._read_only:
       logging.warning("checkpoint %d cannot be read (%s). Reading step %d", step, why, used)
       return
+    target = self.directory / f"{step}.unreadable"
+    number = 1
+    while target.exists():
+      number += 1
+      target = self.directory / f"{step}.unreadable-{number}"
+    runtime.barrier("name chosen")  # before the folder exists, so that all processes choose the same name
     if jax.process_index() == 0:
-      target = self.directory / f"{step}.unreadable"
-      number = 1
-      while target.exists():
-        number += 1
-        target = self.directory / f"{step}.unreadable-{number}"
       (self.directory / str(step)).rename(target)
-      logging.warning("checkpoint %d cannot be read (%s). Moved to %s, resuming from step %d", step, why, target, used)
+    logging.warning("checkpoint %d cannot be read (%s). Moved to %s, resuming from step %d", step, why, target, used)
     runtime.barrier("set aside")
     self._manager.reload()
 
