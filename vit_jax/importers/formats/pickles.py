@@ -117,7 +117,7 @@ _MAKERS: Mapping[str, Callable[[], Any]] = {
 # Keys of dictionaries, also in a short tuple. The hash of nested or long tuples and of huge numbers may need unlimited
 # time, and that of nested tuples also unlimited stack.
 _KEYS = (str, bytes, int, float, type(None), GlobalName, Placeholder)
-_KEY_PARTS, _KEY_BITS = 16, 64
+_KEY_PARTS, _KEY_BITS = 16, 4096
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _IGNORED = {"PROTO", "FRAME"}
 
