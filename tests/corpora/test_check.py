@@ -228,7 +228,7 @@ def test_next_step_of_a_small_folder_has_a_batch_that_fits(tmp_path):
     for name in ("a", "b"):
       (tmp_path / name).mkdir(exist_ok=True)
       (tmp_path / name / f"{number}.png").write_bytes(GOOD)
-  lines, _, problem = check.check_images(tmp_path)  # 60 images, of which 42 are for training
+  lines, _, problem = check.check_images(tmp_path)  # 42 of the 60 images are for training
   assert problem is None and lines[-1].endswith(f"--config.data.path={tmp_path} --config.batch=32")
   assert not any("of one class" in line for line in lines)
   shutil.rmtree(tmp_path / "b")

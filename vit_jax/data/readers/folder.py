@@ -197,7 +197,8 @@ def _select_records(found: _Listing, split: str) -> list[tuple[str, range]]:
     if not advice:
       raise
     key = split if split in ("train", "val", "test") else ""
-    message = error.message.partition(" Allowed: ")[0] if found.advice else error.message  # the folders are no splits
+    # If the path is too high, its folders are not splits, so a list of them would mislead.
+    message = error.message.partition(" Allowed: ")[0] if found.advice else error.message
     raise sources.SplitError(f"{message.removesuffix('.')}.{advice}", key) from None
 
 
