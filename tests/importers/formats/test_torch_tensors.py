@@ -1,5 +1,6 @@
 """Tests of PyTorch files made by hand, with tensors that may refer to values outside of the file."""
 
+import functools
 import io
 import pickle
 import struct
@@ -69,6 +70,8 @@ def test_file_made_by_hand_is_read(tmp_path):
   assert torch.load(path, weights_only=True)["w"].tolist() == [1, 2, 3]
 
 
+# A tuple that a file stores in a few hundred bytes, and whose text would have 2^60 characters.
+DOUBLED = functools.reduce(lambda inner, _: (inner, inner), range(60), ())
 HOSTILE = {
   "values before the first": {"offset": -1},
   "values after the last": {"offset": 1},
@@ -80,6 +83,8 @@ HOSTILE = {
   "a shape below zero": {"shape": (-3,)},
   "a shape of truth": {"shape": (True,)},
   "a shape of texts": {"shape": ("3",)},
+  "a shape with an endless text": {"shape": DOUBLED},
+  "strides with an endless text": {"strides": DOUBLED},
   "no strides": {"strides": ()},
   "values of another key": {"key": "1"},
   "values of a file outside": {"key": "../../../../../etc/passwd"},
@@ -106,8 +111,9 @@ def test_tensors_with_values_outside_of_the_file_are_errors(tmp_path, name):
     {"w": _Reference(pid=("module", 1))},
     {"w": _Reference(pid=("storage", "torch.FloatStorage", "0", "cpu", 3))},
     {"w": _Reference(pid="0")},
+    {"w": _Reference(pid=DOUBLED)},
   ],
-  ids=range(7),
+  ids=range(8),
 )
 def test_calls_with_other_arguments_are_errors_and_not_run(tmp_path, monkeypatch, value):
   monkeypatch.chdir(tmp_path)
