@@ -35,13 +35,13 @@ def make_jax_step() -> tuple[Callable[[], None], int, int]:
   """
   run = build.complete(config.resolve(flags.load_config("configs/digits.py")))
   parts = build.build(run, jax.devices())
-  batches = parts.batches(0)
+  batches = parts.open_batches(0)
   batch = next(batches)
   batches.close()
-  compiled, state, (frozen, _) = parts.compile(), [parts.init()], parts.frozen()
+  compiled, state, (frozen_weights, _) = parts.compile(), [parts.create_initial_state()], parts.load_frozen_weights()
 
   def step() -> None:
-    state[0], metrics = compiled(state[0], batch, frozen)
+    state[0], metrics = compiled(state[0], batch, frozen_weights)
     jax.block_until_ready(metrics)
 
   return step, trees.count_values(parts.state_shapes.params), run.batch

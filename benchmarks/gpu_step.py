@@ -88,11 +88,11 @@ def prepare_ours(parts: Experiment, images: np.ndarray, labels: np.ndarray) -> S
     "draw": np.arange(len(labels)),
   }
   batch = {name: jax.device_put(values[name].astype(shape.dtype), shape.sharding) for name, shape in shapes.items()}
-  compiled, states, (frozen, _) = parts.compile(), [parts.init()], parts.frozen()
+  compiled, states, (frozen_weights, _) = parts.compile(), [parts.create_initial_state()], parts.load_frozen_weights()
 
   def steps(count: int) -> float:
     for _ in range(count):
-      states[0], metrics = compiled(states[0], batch, frozen)
+      states[0], metrics = compiled(states[0], batch, frozen_weights)
     jax.block_until_ready((states[0], metrics))
     return float(metrics["loss"])
 

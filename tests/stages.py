@@ -8,12 +8,12 @@ from vit_jax.tasks.task import Context, TaskContext
 CONTEXT = Context(0, {}, {})  # the first step, without frozen models and without an average
 
 
-def supplied(model=None, augment=None, patch=None, freeze=None, pixels=None, **others):
+def supplied(model=None, augment=None, patch=None, open_frozen_model=None, pixels=None, **others):
   """Returns the context of a task in a run of ten steps. Normalised images have pixels from 0 to 1."""
   values = {
     "normalise": lambda images: images.astype(jnp.float32) / 255,
     "normalised": {},
     "total": 10,
-    "steps_of": lambda duration: Duration(duration).steps(1, 1, 10),
+    "count_steps": lambda duration: Duration(duration).steps(1, 1, 10),
   }
-  return TaskContext(model, patch, lambda patch: augment, freeze, pixels, **values | others)
+  return TaskContext(model, patch, lambda patch: augment, open_frozen_model, pixels, **values | others)

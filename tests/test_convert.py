@@ -184,9 +184,9 @@ def test_training_starts_from_a_file_on_any_mesh(start, scan):
   path, arrays = start
   keys = {key.replace(".", "__"): value for key, value in RUN.items()} | {"model__scan": scan, "optim__ema": 0.9}
   parts = runs.parts(mesh__fsdp="2", init__from=str(path), **keys)
-  weights, notes = parts.weights()
+  weights, notes = parts.read_initial_weights()
   assert notes == [f"weights of {path}"]
-  state = parts.start(weights)
+  state = parts.create_initial_state(weights)
   layers = [f"blocks/{i}/mlp/up/kernel" for i in range(2)]
   stacked = {"blocks/mlp/up/kernel": np.stack([arrays[layer] for layer in layers])}
   expected = stacked if scan else {layer: arrays[layer] for layer in layers}
@@ -194,7 +194,7 @@ def test_training_starts_from_a_file_on_any_mesh(start, scan):
     np.testing.assert_array_equal(state.params[name], array)
     np.testing.assert_array_equal(state.ema[name], array)
     assert state.params[name].sharding == parts.state_shapes.params[name].sharding
-  parts.compile()(state, next(parts.batches(0)), {})
+  parts.compile()(state, next(parts.open_batches(0)), {})
 
 
 @pytest.mark.heavy
@@ -202,7 +202,7 @@ def test_new_head_starts_at_zero_and_the_rest_comes_from_the_file(start):
   path, arrays = start
   keys = {key.replace(".", "__"): value for key, value in RUN.items()}
   parts = runs.parts(init__from=str(path), init__head="new", **keys)
-  state = parts.start(parts.weights()[0])
+  state = parts.create_initial_state(parts.read_initial_weights()[0])
   assert not np.any(state.params["head/kernel"])
   assert not np.any(state.params["head/bias"])
   np.testing.assert_array_equal(state.params["norm/scale"], arrays["norm/scale"])
@@ -214,9 +214,11 @@ def test_weights_of_an_unfinished_run_cause_a_warning(tmp_path):
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(experiment, 5), tmp_path / "a")
   note = f"warning: the run in {tmp_path}/a has not finished: its weights are those of step 3 of 12"
-  assert note in runs.parts(1, init__from=str(tmp_path / "a")).weights()[1]
+  assert note in runs.parts(1, init__from=str(tmp_path / "a")).read_initial_weights()[1]
   loop.train(experiment, tmp_path / "a")
-  assert not any("not finished" in line for line in runs.parts(1, init__from=str(tmp_path / "a")).weights()[1])
+  assert not any(
+    "not finished" in line for line in runs.parts(1, init__from=str(tmp_path / "a")).read_initial_weights()[1]
+  )
 
 
 @pytest.mark.long
@@ -228,7 +230,7 @@ def test_run_starts_from_a_workdir_and_from_its_average(tmp_path):
   assert np.abs(arrays["head/kernel"] - averaged["head/kernel"]).max() > 0
   for ema, expected in ((False, arrays), (True, averaged)):
     parts = runs.parts(init__from=str(tmp_path / "a"), init__ema=ema)
-    for path, array in parts.weights()[0].items():
+    for path, array in parts.read_initial_weights()[0].items():
       np.testing.assert_array_equal(array, expected[path])
   output = inspection.inspect_weights(tmp_path / "a", {})
   assert "checkpoint of vit_jax" in output and "--config.model.depth=1" in output and "dtype" not in output

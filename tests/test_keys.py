@@ -182,7 +182,7 @@ def test_every_key_of_a_config_is_passed_to_a_function(file):
   parts = {key: record_reads(getattr(run, key)) for key in ("model", "data", "optim", "task")}
   parts["evals"] = {name: record_reads(choice) for name, choice in run.evals.items()}
   built = build.build(dataclasses.replace(run, **parts), jax.devices()[:1], pictures)
-  with contextlib.closing(built.batches(0)):
+  with contextlib.closing(built.open_batches(0)):
     pass
   choices = {"model": parts["model"], "data": parts["data"], "optim": parts["optim"], "task": parts["task"]}
   choices |= {f"evals.{name}": choice for name, choice in parts["evals"].items()}

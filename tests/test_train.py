@@ -198,7 +198,7 @@ def saved(tmp_path):
   ) as store:
     progress = goodput.GoodputTracker().get_counts() | {"evaluated": True, "pending": {"steps": 0, "sums": {}}}
     about = loop.describe_checkpoint(parts, {}, 0) | progress
-    store.save(0, parts.init(), about)
+    store.save(0, parts.create_initial_state(), about)
   words = ["--config=configs/folder.py:cct_2_3x2_32", f"--workdir={tmp_path / 'run'}"]
   return tmp_path / "photos", [*words, *(f"--config.{key}={value}" for key, value in changes.items())], tmp_path / "run"
 
@@ -264,8 +264,8 @@ def build_on(devices, **changes):
 
 def train_parameters(parts):
   """Returns the parameters after all steps of a run, without evaluations and checkpoints."""
-  step, state = parts.compile(), parts.init()
-  with contextlib.closing(parts.batches(0)) as batches:
+  step, state = parts.compile(), parts.create_initial_state()
+  with contextlib.closing(parts.open_batches(0)) as batches:
     for batch in itertools.islice(batches, parts.total):
       state, _ = step(state, batch, {})
   return jax.device_get(state.params)

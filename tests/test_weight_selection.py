@@ -109,9 +109,9 @@ def test_init_of_a_run_selects_weights(both, choice, expected):
 
 @each_choice
 def test_teacher_selects_weights(both, choice, expected):
-  frozen = importers.open_frozen(str(both), 32, "float32", **choice)
-  check_notes(frozen.notes, expected)
-  assert identify_weights(frozen.load()) == expected
+  weights = importers.open_weights(str(both), 32, "float32", **choice)
+  check_notes(weights.notes, expected)
+  assert identify_weights(weights.load()) == expected
 
 
 @pytest.mark.long

@@ -110,7 +110,7 @@ def compute_hashes() -> dict[str, str]:
 def compute_hash(edited, devices) -> str:
   """Returns the hash of one train step."""
   parts = build.build(build.complete(config.resolve(edited)), devices, catalog.open_known_split)
-  text = parts.step.lower(parts.state_shapes, parts.batch_shapes, parts.frozen_shapes).as_text()
+  text = parts.step.lower(parts.state_shapes, parts.batch_shapes, parts.frozen_weight_shapes).as_text()
   text = re.sub(r"jax\.result_info = \"[^\"]*\"", "", text)
   names: dict[str, str] = {}
   text = re.sub(r"@[\w.]+", lambda match: names.setdefault(match[0], f"@{len(names)}"), text)

@@ -66,8 +66,8 @@ def narrow(devices, **changes):
 
 def stepped(parts):
   """Parameters after all steps."""
-  step, state = parts.compile(), parts.init()
-  with contextlib.closing(parts.batches(0)) as batches:
+  step, state = parts.compile(), parts.create_initial_state()
+  with contextlib.closing(parts.open_batches(0)) as batches:
     for batch in itertools.islice(batches, parts.total):
       state, _ = step(state, batch, {})
   return jax.device_get(state.params)

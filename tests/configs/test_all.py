@@ -38,8 +38,8 @@ def test_a_config_trains_two_steps(name, local, tmp_path):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_two_steps_and_measures_every_image(name):
   parts = build.build(recipes.narrow(name), jax.devices(), recipes.pictures)
-  state = parts.init()
-  with contextlib.closing(parts.batches(0)) as batches:
+  state = parts.create_initial_state()
+  with contextlib.closing(parts.open_batches(0)) as batches:
     for batch in itertools.islice(batches, 2):
       state, metrics = parts.step(state, batch, {})
       assert np.isfinite(metrics["loss"])

@@ -132,8 +132,8 @@ def test_fine_tuning_starts_with_the_weights_and_a_head_of_zeros(argument, model
   run = recipes.run(f"finetune:{argument}", **short, **{f"model__{key}": value for key, value in changes.items()})
   hybrid = run.data.name == "cifar10"
   parts = build.build(run, jax.devices()[:1], recipes.pictures if hybrid else catalog.open_split)
-  arrays, notes = parts.weights()
-  params = jax.device_get(parts.start(arrays).params)
+  arrays, notes = parts.read_initial_weights()
+  params = jax.device_get(parts.create_initial_state(arrays).params)
   assert any("resampled" in note for note in notes)
   for path, value in params.items():
     if path.startswith("head/"):

@@ -117,9 +117,9 @@ def test_without_data_a_plan_stands_and_training_says_what_to_do(tmp_path, monke
   assert parts.batch_shapes["label"].shape == (8, 8)
   own = r"jft300m has no public builder. Give your own copy.*--config\.data\.path=DIR"
   with pytest.raises(schema.ConfigError, match=own):
-    next(parts.batches(0))
+    next(parts.open_batches(0))
   with pytest.raises(schema.ConfigError, match=own):
-    parts.evals["test"].measure(parts.init().params, lambda: None)
+    parts.evals["test"].measure(parts.create_initial_state().params, lambda: None)
   with pytest.raises(schema.ConfigError, match=own):
     build.build(run, jax.devices())
 

@@ -48,7 +48,7 @@ def test_a_student_goes_on_to_the_same_bits_after_a_death(labels, tmp_path):
 def test_targets_are_the_labels_of_whom_an_image_has_them_from(labels, kind):
   changes = {} if kind == 0 else {"data__soft": False}
   student = parts("student", data__path=labels[kind], data__minimum=0.0, data__per_class="none", **changes)
-  with contextlib.closing(student.batches(0)) as batches:
+  with contextlib.closing(student.open_batches(0)) as batches:
     batch = next(batches)
   targets = jax.device_get(student.task.examples(batch, stages.CONTEXT, jax.random.key(0)))["target"]
   batch = jax.device_get(batch)

@@ -45,7 +45,7 @@ def test_beta_draws_have_no_loop():
   assert loops(lambda key: jax.random.beta(key, 0.2, 0.2, (64,))) > 0
 
 
-def steps_of(duration):
+def count_steps(duration):
   return duration.steps(1, 1, 100)
 
 
@@ -67,14 +67,14 @@ def draws_of(mix, count, size=8):
 
 
 def test_mixup_shares_follow_the_beta_distribution():
-  share, cut = draws_of(mixup.mixup(None, steps_of, alpha=0.8), 4000)
+  share, cut = draws_of(mixup.mixup(None, count_steps, alpha=0.8), 4000)
   assert scipy.stats.kstest(share[:, 0], scipy.stats.beta(0.8, 0.8).cdf).pvalue > 1e-3
   np.testing.assert_array_equal(share[:, 0], share[:, 1])
   assert cut.mean() < 0.05
 
 
 def test_big_vision_mixup_uses_the_previous_row_and_the_larger_share():
-  mix = jax.jit(mixup.mixup(None, steps_of, alpha=0.2, partner="rolled", share="larger"))
+  mix = jax.jit(mixup.mixup(None, count_steps, alpha=0.2, partner="rolled", share="larger"))
   share, _ = draws_of(mix, 4000)
   folded = np.random.default_rng(0).beta(0.2, 0.2, 100_000)
   np.testing.assert_allclose(
@@ -88,7 +88,7 @@ def test_big_vision_mixup_uses_the_previous_row_and_the_larger_share():
 
 
 def test_cutmix_cuts_boxes_and_corrects_the_share():
-  share, cut = draws_of(mixup.cutmix(None, steps_of, alpha=1.0), 1000, size=20)
+  share, cut = draws_of(mixup.cutmix(None, count_steps, alpha=1.0), 1000, size=20)
   assert cut.all()
   rng = np.random.default_rng(0)
   length = np.floor(20 * np.sqrt(1 - rng.uniform(size=50_000))).astype(int)
@@ -100,7 +100,7 @@ def test_cutmix_cuts_boxes_and_corrects_the_share():
 
 
 def test_switch_is_the_probability_of_cutmix_and_has_its_own_alphas():
-  share, cut = draws_of(mixup.mixup_cutmix(None, steps_of, mixup_alpha=2.0, switch=0.75), 4000)
+  share, cut = draws_of(mixup.mixup_cutmix(None, count_steps, mixup_alpha=2.0, switch=0.75), 4000)
   assert abs(cut[:, 0].mean() - 0.75) < 0.03
   assert scipy.stats.kstest(share[~cut[:, 0], 0], scipy.stats.beta(2, 2).cdf).pvalue > 1e-3
 
@@ -117,7 +117,7 @@ def test_switch_is_the_probability_of_cutmix_and_has_its_own_alphas():
 )
 def test_mode_determines_which_rows_share_a_draw(name, mode, batch, different):
   images, targets = modules.pictures(batch, 20, 20), np.eye(batch)
-  mix = jax.jit(mixup.MIXINGS[name](None, steps_of, mode=mode))
+  mix = jax.jit(mixup.MIXINGS[name](None, count_steps, mode=mode))
   # Row i is mixed with row B - 1 - i. The middle row of an odd batch is mixed with itself, so its draw has no effect.
   rows = [i for i in range(batch) if i != batch - 1 - i]
   most = 0
@@ -140,7 +140,7 @@ def test_mode_determines_which_rows_share_a_draw(name, mode, batch, different):
 
 @pytest.mark.parametrize(("mode", "draws"), [("batch", 1), ("pair", 4), ("elem", 8)])
 def test_mixing_is_applied_with_its_probability(mode, draws):
-  mix = mixup.mixup(None, steps_of, alpha=4.0, mode=mode, probability=0.3)
+  mix = mixup.mixup(None, count_steps, alpha=4.0, mode=mode, probability=0.3)
   images, keys = modules.pictures(8, 2, 2), modules.keys(2000 // draws)
   mixed, soft = jax.jit(jax.vmap(mix, (0, None, None, None)))(keys, images, np.eye(8), 0)
   touched = np.einsum("nii->ni", soft) < 1
@@ -149,7 +149,7 @@ def test_mixing_is_applied_with_its_probability(mode, draws):
 
 
 def test_mixing_ends_at_its_step_and_step_zero_is_refused():
-  mix = jax.jit(mixup.mixup(None, steps_of, off_after=schema.Duration("40%")))
+  mix = jax.jit(mixup.mixup(None, count_steps, off_after=schema.Duration("40%")))
   images, key = modules.pictures(4), jax.random.key(0)
   same = [bool((mix(key, images, np.eye(4), step)[0] == images).all()) for step in (0, 39, 40, 99)]
   assert same == [False, False, True, True]
@@ -157,9 +157,9 @@ def test_mixing_ends_at_its_step_and_step_zero_is_refused():
   shapes = jax.eval_shape(endless, jax.random.key(0), np.zeros((2, 4, 4, 3), np.uint8), np.zeros((2, 3), np.float32), 0)
   assert shapes[0].shape == (2, 4, 4, 3)
   with pytest.raises(schema.ConfigError, match=r"off_after: 0 would never mix. Use None to mix until the end"):
-    mixup.cutmix(None, steps_of, off_after=schema.Duration("0ep"))
+    mixup.cutmix(None, count_steps, off_after=schema.Duration("0ep"))
 
 
 def test_pair_mode_with_rolled_partners_is_refused():
   with pytest.raises(schema.ConfigError, match=r"mode: 'pair' cannot be combined with partner='rolled'"):
-    mixup.mixup(None, steps_of, mode="pair", partner="rolled")
+    mixup.mixup(None, count_steps, mode="pair", partner="rolled")

@@ -98,7 +98,7 @@ def test_names_of_figures_contain_the_number_of_competing_logits(name, classes, 
 @pytest.fixture(scope="module")
 def reference():
   parts = runs.parts(1)
-  return jax.device_get(parts.init().params), {}
+  return jax.device_get(parts.create_initial_state().params), {}
 
 
 @pytest.mark.parametrize(("devices", "batch"), [(1, 16), (8, 16), (8, 200), (4, 360), (8, 8)])
@@ -152,7 +152,7 @@ def test_another_dataset_with_the_same_classes_is_evaluated():
     build.complete(runs.changed(run, evals={"other": choice})),
     jax.devices()[:1],
   )
-  figures = parts.evals["other"].measure(parts.init().params, lambda: None).figures
+  figures = parts.evals["other"].measure(parts.create_initial_state().params, lambda: None).figures
   assert figures["images"] == 50
   assert parts.run.evals["other"].args["data"].args["image_size"] == 32
   assert parts.run.evals["other"].args["data"].args["test"] == other["test"]
@@ -208,12 +208,12 @@ def test_error_in_an_evaluation_names_its_key(choice, place, message):
 
 @pytest.mark.parametrize("total", [1, 10, 100, 10_000])
 def test_default_interval_gives_at_most_five_evaluations(total):
-  def steps_of(duration):
+  def count_steps(duration):
     return duration.steps(1, 1, total)
 
-  every = evals.interval(steps_of)
+  every = evals.interval(count_steps)
   assert len(range(every, total, every)) + 1 <= 5
-  assert evals.interval(steps_of, every=schema.Duration("1%")) == max(1, total // 100)
+  assert evals.interval(count_steps, every=schema.Duration("1%")) == max(1, total // 100)
 
 
 def test_classes_at_other_positions_than_in_training_are_refused():

@@ -31,7 +31,7 @@ def teacher():
   made = build.build(runs.run(), jax.devices())
   return EvalContext(
     made.model, made.mesh, made.run.data, 16, catalog.open_split, made.task.predict
-  ), made.init().params
+  ), made.create_initial_state().params
 
 
 def written(teacher, folder, soft=True, params=None, split=SPLIT, poll=lambda: None):

@@ -31,7 +31,7 @@ def parts(name, **changes):
 @pytest.mark.parametrize("name", TASKS)
 def test_figures_are_the_means_over_single_images(name):
   made = parts(name, evals__test__split="test[:40]", evals__test__batch=16)  # the last batch is padded
-  params = made.init().params
+  params = made.create_initial_state().params
   figures = made.evals["test"].measure(params, lambda: None).figures
   subject = EvalContext(made.model, made.mesh, made.run.data, 40, catalog.open_split)
   with contextlib.closing(subject.batches(None, subject.source(None, "test[:40]"), 40)) as batches:
@@ -54,7 +54,7 @@ def test_masked_evaluation_of_a_classifier_is_refused():
 @pytest.mark.parametrize("name", TASKS)
 def test_patch_predictions_that_are_not_finite_are_an_error(name):
   made = parts(name, evals__test__split="test[:16]", evals__test__batch=16)
-  params = made.init().params
+  params = made.create_initial_state().params
   params["norm/bias"] = params["norm/bias"] * np.nan
   with pytest.raises(ConfigError, match=r"config\.evals\.test: image '.*': output 'loss' is not finite"):
     made.evals["test"].measure(params, lambda: None)

@@ -116,7 +116,7 @@ def test_evaluation_batch_must_divide_over_the_devices(parts):
 
 @pytest.mark.heavy
 def test_identity_depends_on_model_and_weights_and_not_on_devices(parts):
-  params = jax.device_get(parts.init().params)
+  params = jax.device_get(parts.create_initial_state().params)
   changed = params | {"norm/bias": params["norm/bias"] + 1e-3}
   measured = of(parts)
   assert measured.identity(params) == of(parts, devices=1).identity(params)
@@ -161,6 +161,6 @@ def test_error_of_logits_that_are_not_finite_names_the_image(parts, value, image
   with schema.enter_key("config.evals.test"):
     measure = evals.accuracy(broken, split="test[:16]")
   with pytest.raises(NotFiniteError) as error:
-    measure(parts.init().params, lambda: None)
+    measure(parts.create_initial_state().params, lambda: None)
   named = measured.source(None, "test[:16]").display_name(0 if images == "all" else 5)
   assert str(error.value).startswith(f"config.evals.test: image {named!r}: output 'logits' is not finite")

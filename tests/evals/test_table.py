@@ -38,6 +38,8 @@ def masks(tmp_path_factory):
 def test_evaluation_gives_its_listed_figures(name):
   parts = runs.parts(1)
   run = build.complete(runs.changed(parts.run, evals={"it": Choice(name, SMALL[name])}))
-  found = build.build(run, jax.devices()[:1]).evals["it"].measure(parts.init().params, lambda: None).figures
+  found = (
+    build.build(run, jax.devices()[:1]).evals["it"].measure(parts.create_initial_state().params, lambda: None).figures
+  )
   named = evals.list_figure_names(run.evals["it"])
   assert [key for key in named if key != "average_precision"] == list(found)

@@ -43,13 +43,13 @@ def test_head_outputs_follow_the_class_order_of_the_data(tmp_path):
 
 
 def test_teacher_outputs_follow_the_class_order_of_the_student(tmp_path):
-  frozen = importers.open_frozen(write_labelled(tmp_path), 32, "float32", classes=CLASSES)
+  weights = importers.open_weights(write_labelled(tmp_path), 32, "float32", classes=CLASSES)
   original = small_weights.arrays(small_weights.described())
-  assert map_by_class(frozen.load(), CLASSES) == map_by_class(original, NAMES)
-  assert any(note.startswith("head: outputs moved") for note in frozen.notes)
+  assert map_by_class(weights.load(), CLASSES) == map_by_class(original, NAMES)
+  assert any(note.startswith("head: outputs moved") for note in weights.notes)
   odd = (*NAMES[1:], "new")
   with pytest.raises(ConfigError, match=re.escape(str(tmp_path)) + r".*'dog' is number 1 and 0.*; other names differ"):
-    importers.open_frozen(write_labelled(tmp_path), 32, "float32", classes=odd)
+    importers.open_weights(write_labelled(tmp_path), 32, "float32", classes=odd)
 
 
 def test_partly_equal_classes_are_an_error_or_a_note(tmp_path):

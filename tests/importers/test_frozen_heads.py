@@ -51,8 +51,8 @@ def test_frozen_teacher_of_a_file_has_the_heads_of_the_file(tmp_path, x, sharing
   made = build_student(
     write(tmp_path, content), task__sharing=sharing, **PATCHES | {"task__hidden": 6, "task__patch_hidden": 7}
   )
-  arrays = jax.tree.map(jnp.asarray, made.task.frozen["teacher"].load())
-  assert arrays.keys() == made.frozen_shapes["teacher"].keys()
+  arrays = jax.tree.map(jnp.asarray, made.task.frozen_models["teacher"].load())
+  assert arrays.keys() == made.frozen_weight_shapes["teacher"].keys()
   head, patch_head = made.task.teacher_heads
   check_logits(head.apply(arrays, "task/head", x), heads[0], x)
   last = "last_layer2" if sharing == "mlp" else "last_layer"
@@ -65,10 +65,10 @@ def test_frozen_teacher_of_a_file_has_the_heads_of_the_file(tmp_path, x, sharing
 def test_keys_of_the_task_select_the_weights_of_the_frozen_teacher(tmp_path, key, value):
   path = write(tmp_path, ibot("shared")[0])
   shared = {"task__sharing": "all", **PATCHES, "task__hidden": 6, "task__patch_hidden": 7}
-  default = build_student(path, **shared).task.frozen["teacher"]
+  default = build_student(path, **shared).task.frozen_models["teacher"]
   np.testing.assert_array_equal(default.load()["cls"], ARRAYS["cls"] + 1)
   assert any("--config.task.ema=false" in note for note in default.notes)
-  chosen = build_student(path, **shared, **{key: value}).task.frozen["teacher"]
+  chosen = build_student(path, **shared, **{key: value}).task.frozen_models["teacher"]
   np.testing.assert_array_equal(chosen.load()["cls"], ARRAYS["cls"])
 
 
@@ -78,8 +78,8 @@ def test_keys_of_gram_anchoring_select_the_weights_of_its_teacher(tmp_path, key,
   path = write(tmp_path, ibot("shared")[0])
   anchored = {"task__gram__name": "anchor", "task__gram__teacher": str(path), **PATCHES, **NORMALISED}
   for changes, expected in (({}, ARRAYS["cls"] + 1), ({key: value}, ARRAYS["cls"])):
-    frozen = build_run("none", "dinov2", **anchored, **changes).task.frozen["gram"]
-    np.testing.assert_array_equal(frozen.load()["cls"], expected)
+    teacher = build_run("none", "dinov2", **anchored, **changes).task.frozen_models["gram"]
+    np.testing.assert_array_equal(teacher.load()["cls"], expected)
 
 
 def remove_layer(content):
@@ -120,10 +120,10 @@ def test_heads_are_read_only_for_a_frozen_model_that_needs_them(tmp_path):
   content, *_ = dino()
   content["teacher"]["head.mlp.0.bias"][0] = float("nan")
   path = str(write(tmp_path, content))
-  frozen = importers.open_frozen(path, 32, "float32")
-  assert frozen.task == {} and frozen.load().keys() == ARRAYS.keys()
-  assert frozen.normalised["mean"] == (0.485, 0.456, 0.406)
-  frozen = importers.open_frozen(path, 32, "float32", task_paths=["task/head/.*"])
-  assert frozen.task["task/head/layer0/kernel"] == (WIDTH, HIDDEN) and "task/center" not in frozen.task
+  weights = importers.open_weights(path, 32, "float32")
+  assert weights.task == {} and weights.load().keys() == ARRAYS.keys()
+  assert weights.normalised["mean"] == (0.485, 0.456, 0.406)
+  weights = importers.open_weights(path, 32, "float32", task_paths=["task/head/.*"])
+  assert weights.task["task/head/layer0/kernel"] == (WIDTH, HIDDEN) and "task/center" not in weights.task
   with pytest.raises(ConfigError, match=r"head\.mlp\.0\.bias"):
-    frozen.load()
+    weights.load()

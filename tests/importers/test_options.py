@@ -46,7 +46,7 @@ def load_probe(path):
 
 def load_for_training(path):
   model = {f"model__{key}": value for key, value in MODEL.model.args.items()}
-  return runs.parts(1, model__name=MODEL.model.name, init__from=path, **model).weights()[1]
+  return runs.parts(1, model__name=MODEL.model.name, init__from=path, **model).read_initial_weights()[1]
 
 
 READ = {

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:Fut
 def start(path, recipe, **changes):
   """Returns the task of a run that starts from a file, its weights, and the notes."""
   made = build_run(path, recipe, **changes)
-  weights, notes = made.weights()
+  weights, notes = made.read_initial_weights()
   assert weights.keys() <= made.state_shapes.params.keys()
   return made.task, weights, "\n".join(notes)
 

@@ -63,7 +63,7 @@ class World:
     self.machines, self.reports, self.orders = {}, {}, {}
     self.made, self.most, self.notes, self.output = [], 0, [], []
     self.asked = {"create": [], "delete": []}  # times of the requests
-    self.silent, self.frozen, self.unreadable, self.hidden = set(), set(), set(), set()
+    self.silent, self.stuck, self.unreadable, self.hidden = set(), set(), set(), set()
     self.look_fails = self.create_fails = self.create_lost = self.delete_fails = self.delete_ignored = 0
     self.refusal = None
 
@@ -104,7 +104,7 @@ class World:
         rows[worker] = (dataclasses.replace(report, **changes), self.now)
       return
     for worker, (report, _) in rows.items():
-      if report.phase == mailbox.RUNNING and worker not in self.frozen:
+      if report.phase == mailbox.RUNNING and worker not in self.stuck:
         self._run(rows, worker, report, seconds, order)
       elif worker not in self.silent:
         rows[worker] = (report, self.now)

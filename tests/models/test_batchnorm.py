@@ -137,9 +137,9 @@ def parts(devices=8, **changes):
 
 def train(made, steps=3, state=None):
   """Returns the state after `steps` steps, and the metrics of each step."""
-  state = made.init() if state is None else state
+  state = made.create_initial_state() if state is None else state
   history = []
-  with contextlib.closing(made.batches(int(state.step))) as batches:
+  with contextlib.closing(made.open_batches(int(state.step))) as batches:
     for _ in range(steps):
       state, metrics = made.step(state, next(batches), {})
       history.append(jax.device_get(metrics))
@@ -149,7 +149,7 @@ def train(made, steps=3, state=None):
 @pytest.mark.long
 def test_running_averages_have_no_optimizer_state_and_no_decay():
   made = parts()
-  before = jax.device_get(made.init().params)
+  before = jax.device_get(made.create_initial_state().params)
   state, history = train(made)
   assert made.model.statistics == {path for path in before if path.endswith(("/mean", "/var"))}
   assert len(made.model.statistics) == 2 * (1 + 2 + 2 + 3 + 1)
@@ -163,7 +163,7 @@ def test_running_averages_have_no_optimizer_state_and_no_decay():
 
 def test_weight_ema_includes_the_running_averages():
   made = parts()
-  state = made.init()
+  state = made.create_initial_state()
   mean = jax.device_get(state.params)
   for _ in range(3):
     state, _ = train(made, 1, state)
@@ -215,14 +215,14 @@ def test_eight_devices_match_one_in_losses_and_averages(accumulate, axes):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_step_averages_the_statistics_of_micro_batches(accumulate):
   made = parts(1, optim__accumulate=accumulate)
-  before = jax.device_get(made.init().params)
+  before = jax.device_get(made.create_initial_state().params)
   model = models.functional(models.Description(made.run.model, 32, 10))
 
   def apply(params, images, key):
     output, statistics = model.outputs(params, images, key)
     return output.logits, statistics
 
-  with contextlib.closing(made.batches(0)) as batches:
+  with contextlib.closing(made.open_batches(0)) as batches:
     images = next(batches)["image"]
   images = made.run.data.normalise(images)
   # Only the choice of dropped blocks depends on the key.

@@ -57,8 +57,8 @@ def train(devices, **changes):
   """Returns the losses of all steps, and the final parameters."""
   prepare_dataset("digits")
   parts = build.build(runs.run(small=SMALL, **changes), jax.devices()[:devices])
-  step, state, losses = parts.compile(), parts.init(), []
-  with contextlib.closing(parts.batches(0)) as batches:
+  step, state, losses = parts.compile(), parts.create_initial_state(), []
+  with contextlib.closing(parts.open_batches(0)) as batches:
     for batch in itertools.islice(batches, parts.total):
       state, metrics = step(state, batch, {})
       losses.append(float(metrics["loss"]))

@@ -151,8 +151,8 @@ def test_iterations_on_matrices_need_no_communication(changes):
 
 def after(parts, count=4):
   """Returns the parameters after some steps."""
-  step, state = parts.compile(), parts.init()
-  with contextlib.closing(parts.batches(0)) as batches:
+  step, state = parts.compile(), parts.create_initial_state()
+  with contextlib.closing(parts.open_batches(0)) as batches:
     for batch in itertools.islice(batches, count):
       state, _ = step(state, batch, {})
   return jax.device_get(state.params)
@@ -187,7 +187,7 @@ def test_restart_has_the_same_bits_and_keeps_frozen_parameters(tmp_path):
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts, 4), tmp_path / "again")
   assert loop.train(parts, tmp_path / "again")["weights_sha256"] == whole["weights_sha256"]
-  before, now = jax.device_get(parts.init().params), after(parts)
+  before, now = jax.device_get(parts.create_initial_state().params), after(parts)
   moved = {path for path in before if not np.array_equal(before[path], now[path])}
   assert "blocks/mlp/up/kernel" not in moved
   assert {"blocks/mlp/down/kernel", "blocks/attention/query/kernel", "head/kernel", "embedding/kernel"} <= moved

@@ -223,8 +223,8 @@ SMALL = {
 
 def after(parts, count=4):
   """Returns the state after some steps."""
-  step, state = parts.compile(), parts.init()
-  with contextlib.closing(parts.batches(0)) as batches:
+  step, state = parts.compile(), parts.create_initial_state()
+  with contextlib.closing(parts.open_batches(0)) as batches:
     for batch in itertools.islice(batches, count):
       state, _ = step(state, batch, {})
   return jax.device_get(state)

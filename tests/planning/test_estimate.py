@@ -60,7 +60,7 @@ def test_name_of_an_activity_contains_the_choices_of_a_search(tmp_path):
 def test_plan_matches_a_compilation_of_the_same_step(planned):
   parts = build.build(runs.imagenet(), estimate.make_topology_devices(V3), catalog.open_known_split)
   with warnings.catch_warnings(action="error"):  # fails if a cached program cannot be read
-    compiled = parts.step.lower(parts.state_shapes, parts.batch_shapes, parts.frozen_shapes).compile()
+    compiled = parts.step.lower(parts.state_shapes, parts.batch_shapes, parts.frozen_weight_shapes).compile()
   memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
   assert planned.fits and planned.problem is None
   assert planned.hbm_bytes == memory.argument_size_in_bytes + memory.temp_size_in_bytes < planned.hbm_limit
@@ -143,7 +143,9 @@ def test_scanned_step_counts_every_layer(schedules, planned):
   scanned = estimate.make_plan(runs.imagenet(**choices), V3, schedules)
   assert scanned.flops_method != planned.flops_method == "compiler"
   unrolled = build.build(runs.imagenet(model__depth=6), estimate.make_topology_devices(V3), catalog.open_known_split)
-  products = flops.count_flops(unrolled.step, unrolled.state_shapes, unrolled.batch_shapes, unrolled.frozen_shapes)
+  products = flops.count_flops(
+    unrolled.step, unrolled.state_shapes, unrolled.batch_shapes, unrolled.frozen_weight_shapes
+  )
   assert scanned.flops == pytest.approx(products / 8, rel=0.01)
   # A step of two layers is faster, and so many times as many layers are slower. Parts outside the layers count once.
   assert planned.step_seconds < scanned.step_seconds < 6 * planned.step_seconds

@@ -28,7 +28,7 @@ def test_first_images_match_the_first_training_step(tmp_path):
   run = runs.run("configs/folder.py", runs.IMAGENET | DRAWN, data__path=root, data__test="train")
   parts = build.build(run, jax.devices()[:1])
   assert parts.task.fields.patch == 16
-  whole = next(batches := parts.batches(0))
+  whole = next(batches := parts.open_batches(0))
   batches.close()
 
   @jax.jit
@@ -76,7 +76,7 @@ def test_first_view_of_each_image_is_shown_for_self_distillation(tmp_path):
   small = {"data.name": "folder", "data.path": str(root), "data.test": "train", "batch": "8", "total": "2"}
   run = dataclasses.replace(runs.run("configs/dino.py:glyphs", small), evals={})
   parts = build.build(run, jax.devices()[:1])
-  whole = next(batches := parts.batches(0))
+  whole = next(batches := parts.open_batches(0))
   batches.close()
   examples, exact = preview_batch.compute_first_images(run, parts.images.source, 5)
   assert exact and len(examples) == 5

@@ -69,7 +69,7 @@ def test_error_of_weights_in_a_bucket_names_the_object(tmp_path, bucket, monkeyp
 def test_workdir_of_a_teacher_may_be_in_a_bucket(bucket):
   arrays = {path: np.zeros(shape, np.float32) for path, shape in importers.layout.compute_shapes(VIT).items()}
   checkpoints.write_weights(bucket, arrays, {"model": VIT.to_json()})
-  found = importers.open_frozen(str(bucket), 32, "float32")
+  found = importers.open_weights(str(bucket), 32, "float32")
   assert found.description.model.name == VIT.model.name
   assert sorted(found.load()) == sorted(arrays)
   assert checkpoints.describe_damage(str(bucket)) == ""

@@ -176,8 +176,8 @@ def test_one_and_eight_devices_take_the_same_steps():
   states = []
   for devices in (1, 8):
     made = parts(devices, **({"mesh__data": 2, "mesh__fsdp": 4} if devices == 8 else {}))
-    state, step = made.init(), made.compile()
-    with contextlib.closing(made.batches(0)) as batches:
+    state, step = made.create_initial_state(), made.compile()
+    with contextlib.closing(made.open_batches(0)) as batches:
       for _ in range(3):
         state, metrics = step(state, next(batches), {})
     states.append((jax.device_get(state.params), jax.device_get(metrics)))

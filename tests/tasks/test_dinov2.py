@@ -26,12 +26,12 @@ SMALL = {
 EACH_SHARING = pytest.mark.parametrize("sharing", ["none", "mlp", "all"])
 
 
-def task(frozen=None, **arguments):
-  def freeze(key, path, ema, prefix, rules):
-    return frozen
+def task(frozen_model=None, **arguments):
+  def open_frozen_model(key, path, ema, prefix, rules):
+    return frozen_model
 
   own = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-  return Dinov2(stages.supplied(MODEL, freeze=freeze, normalised=own), **SMALL | arguments)
+  return Dinov2(stages.supplied(MODEL, open_frozen_model=open_frozen_model, normalised=own), **SMALL | arguments)
 
 
 def drawn(stage, seed=0):
@@ -165,30 +165,30 @@ def test_a_gram_teacher_of_other_images_is_an_error():
     ConfigError,
     match=r"task\.gram\.teacher: the images for earlier are .* Use --config\.data\.mean='\(0\.1,0\.2,0\.3\)'",
   ):
-    _ = gram_task(normalised={"mean": (0.1, 0.2, 0.3)}).frozen
-  assert "gram" in gram_task(normalised={"mean": (0.5, 0.5, 0.5)}).frozen
+    _ = gram_task(normalised={"mean": (0.1, 0.2, 0.3)}).frozen_models
+  assert "gram" in gram_task(normalised={"mean": (0.5, 0.5, 0.5)}).frozen_models
 
 
 @pytest.mark.parametrize(("teacher", "expected"), [("weight_norm", "weight_norm"), ("plain", "plain")])
 @pytest.mark.parametrize("student", ["weight_norm", "fixed_norm", "plain"])
 def test_heads_of_a_frozen_teacher_keep_their_own_normalisation(teacher, expected, student):
   shapes = MODEL.shapes() | jax.eval_shape(task(last_layer=teacher).init, jax.random.key(0))
-  frozen = FrozenModel(MODEL, shapes, dict, "task.teacher", "large", (), {})
-  stage = task(frozen, teacher="large", last_layer=student)
+  frozen_model = FrozenModel(MODEL, shapes, dict, "task.teacher", "large", (), {})
+  stage = task(frozen_model, teacher="large", last_layer=student)
   assert [head.last for head in stage.teacher_heads] == [expected] * 2
   assert stage.head.last == student
 
 
 def gram_task(normalised=None, **arguments):
-  frozen = FrozenModel(MODEL, MODEL.shapes(), dict, "task.gram.teacher", "earlier", (), normalised or {})
-  return task(frozen, gram=Choice("anchor", {"teacher": "earlier", "weight": 2.0} | arguments))
+  frozen_model = FrozenModel(MODEL, MODEL.shapes(), dict, "task.gram.teacher", "earlier", (), normalised or {})
+  return task(frozen_model, gram=Choice("anchor", {"teacher": "earlier", "weight": 2.0} | arguments))
 
 
 @pytest.mark.parametrize("across", [False, True])
 def test_gram_anchoring_compares_similarities_of_patches(across):
   stage = gram_task(across=across)
   params, teacher, earlier, examples = drawn(stage), drawn(stage, 1), drawn(stage, 2), crops(stage)
-  context = stages.CONTEXT._replace(average=teacher, frozen={"gram": earlier})
+  context = stages.CONTEXT._replace(average=teacher, frozen_weights={"gram": earlier})
   loss, (metrics, _) = stage.objective(params, context, examples, None)
   without = task().objective(params, context, {name: x for name, x in examples.items() if name != "gram"}, None)[0]
   hidden = np.asarray(stage.draw_masks(rng.make_key(0), 4).masks).reshape(8, 16, 1)
@@ -270,9 +270,9 @@ def test_one_and_eight_devices_take_the_same_steps(centering):
   for devices in (1, 8):
     mesh = {"mesh__data": 2, "mesh__fsdp": 4} if devices == 8 else {}
     made = parts(devices, task__centering=centering, **conditioned, **mesh)
-    state, step = made.init(), made.compile()
+    state, step = made.create_initial_state(), made.compile()
     start = jax.device_get(state.params)
-    with contextlib.closing(made.batches(0)) as batches:
+    with contextlib.closing(made.open_batches(0)) as batches:
       for _ in range(2):
         state, metrics = step(state, next(batches), {})
     states.append((jax.device_get(state.params), jax.device_get(metrics)))
@@ -287,13 +287,15 @@ def test_one_and_eight_devices_take_the_same_steps(centering):
 @pytest.mark.long
 def test_a_second_run_continues_with_the_heads_of_the_first(whole):
   made = parts(init__from=str(whole[0]), data__image_size=48)
-  weights, notes = made.weights()
+  weights, notes = made.read_initial_weights()
   _, arrays = importers.load(whole[0])
   np.testing.assert_array_equal(weights["cls"], arrays["cls"])
   assert weights["position/table"].shape != arrays["position/table"].shape
   task_paths = {path for path in made.state_shapes.params if path.startswith("task/")}
   assert task_paths <= weights.keys() and any(f"{len(task_paths)} from the weights" in note for note in notes)
-  assert not any(path.startswith("task/") for path in parts(init__from=str(whole[0]), init__head="new").weights()[0])
+  assert not any(
+    path.startswith("task/") for path in parts(init__from=str(whole[0]), init__head="new").read_initial_weights()[0]
+  )
 
 
 @pytest.mark.long
@@ -303,7 +305,7 @@ def test_a_frozen_teacher_is_distilled_into_a_smaller_student(whole, tmp_path):
   assert not made.task.uses_average
   result = train(made, tmp_path)
   assert result["steps"] == 8
-  assert made.frozen_shapes["teacher"]["task/head/layer0/kernel"].shape == (16, 12)
+  assert made.frozen_weight_shapes["teacher"]["task/head/layer0/kernel"].shape == (16, 12)
   with pytest.raises(ConfigError, match=r"has 24 prototypes, but .* has 30. Set config.task.prototypes=24"):
     parts(task__teacher=str(whole[0]), task__prototypes=30)
 

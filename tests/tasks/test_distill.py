@@ -43,18 +43,20 @@ class Fixed:
 
 
 def task(names=("student",), **arguments):
-  def freeze(key, path, ema, prefix, rules):
+  def open_frozen_model(key, path, ema, prefix, rules):
     return FrozenModel(Fixed(("teacher",)), {}, dict, key, path)
 
   def augment(key, images, targets, draws, step):
     return images, targets
 
-  return Distill(stages.supplied(Fixed(names), augment, freeze=freeze), teacher="teacher.npz", **arguments)
+  return Distill(
+    stages.supplied(Fixed(names), augment, open_frozen_model=open_frozen_model), teacher="teacher.npz", **arguments
+  )
 
 
 def objective(distill):
   batch = {"image": np.zeros((6, 4, 4, 3), np.uint8), "label": LABELS, "draw": np.arange(6)}
-  examples = distill.examples(batch, stages.CONTEXT._replace(frozen={"teacher": {}}), jax.random.key(0))
+  examples = distill.examples(batch, stages.CONTEXT._replace(frozen_weights={"teacher": {}}), jax.random.key(0))
   loss, (metrics, _) = distill.objective({}, stages.CONTEXT, examples, None)
   return float(loss), metrics
 
@@ -100,7 +102,7 @@ def teacher(tmp_path_factory):
   """A workdir with the weights of a CCT, of a head that makes different classes of different images."""
   workdir = tmp_path_factory.mktemp("teacher") / "run"
   parts = runs.parts(1)
-  params = jax.device_get(parts.init().params)
+  params = jax.device_get(parts.create_initial_state().params)
   params["head/kernel"] = np.random.default_rng(0).standard_normal(params["head/kernel"].shape, np.float32)
   checkpoints.write_weights(workdir, params, {"model": parts.model.description.to_json()})
   return workdir
@@ -112,10 +114,10 @@ def distilled(teacher, devices, **changes):
 
 def trained(parts, steps=None):
   """Parameters after so many steps, by default all."""
-  step, state, frozen = parts.compile(), parts.init(), parts.frozen()[0]
-  with contextlib.closing(parts.batches(0)) as batches:
+  step, state, frozen_weights = parts.compile(), parts.create_initial_state(), parts.load_frozen_weights()[0]
+  with contextlib.closing(parts.open_batches(0)) as batches:
     for batch in itertools.islice(batches, steps or parts.total):
-      state, metrics = step(state, batch, frozen)
+      state, metrics = step(state, batch, frozen_weights)
   return jax.device_get(state.params), {name: float(value) for name, value in metrics.items()}
 
 
@@ -151,7 +153,7 @@ def whole(teacher, tmp_path_factory):
 def test_the_teacher_is_in_no_state_and_its_digest_in_every_checkpoint(teacher, whole):
   parts = distilled(teacher, 8, optim__ema=0.9)
   assert not [path for path in trees.flatten(parts.state_shapes) if "convolutions" in path]
-  assert any("convolutions" in path for path in parts.frozen_shapes["teacher"])
+  assert any("convolutions" in path for path in parts.frozen_weight_shapes["teacher"])
   _, about = checkpoints.read_weights(whole[0])
   arrays, _ = checkpoints.read_weights(teacher)
   content = b"".join(arrays[path].astype("<f4").tobytes() for path in sorted(arrays))
@@ -188,11 +190,11 @@ def test_a_teacher_whose_newest_checkpoint_is_damaged_is_said_to_be(teacher, tmp
   newest = tmp_path / "run/checkpoints/5"
   (tmp_path / "newer/checkpoints/0").rename(newest)
   parts = distilled(tmp_path / "run", 1)
-  _, digests = parts.frozen()
+  _, digests = parts.load_frozen_weights()
   for file in newest.glob("state/**/d/*"):
     file.write_bytes(b"")
   with pytest.raises(ConfigError, match=rf"differs from the weights .*\({newest} cannot be read: .*. Restore them"):
-    parts.frozen(digests)
+    parts.load_frozen_weights(digests)
 
 
 @pytest.mark.long
@@ -200,7 +202,7 @@ def test_a_student_is_measured_without_its_teacher(teacher, tmp_path):
   parts = distilled(teacher, 8)
   task = Choice("distill", {**parts.run.task.args, "teacher": str(tmp_path / "nowhere")})
   measured = build.build(dataclasses.replace(parts.run, task=task), jax.devices(), training=False)
-  assert measured.evals["test"].measure(parts.init().params, lambda: None).figures["images"] == 360
+  assert measured.evals["test"].measure(parts.create_initial_state().params, lambda: None).figures["images"] == 360
 
 
 @pytest.mark.parametrize(
@@ -222,10 +224,10 @@ def test_a_mistake_names_its_place(teacher, changes, output):
 def test_a_teacher_of_other_classes_is_refused():
   ten = dataclasses.replace(Fixed(("teacher",)), description=models.Description(Choice("fixed"), 4, 10))
   supplied = stages.supplied(
-    Fixed(("student",)), freeze=lambda key, path, *selection: FrozenModel(ten, {}, dict, key, path)
+    Fixed(("student",)), open_frozen_model=lambda key, path, *selection: FrozenModel(ten, {}, dict, key, path)
   )
   with pytest.raises(ConfigError, match=r"config\.task\.teacher: .* 10 classes.* 7"):
-    _ = Distill(supplied, teacher="teacher.npz").frozen
+    _ = Distill(supplied, teacher="teacher.npz").frozen_models
 
 
 @pytest.mark.parametrize("targets", ["hard", "soft"])

@@ -175,8 +175,8 @@ STAGES = {"masked_patches": {}, "masked_autoencoder": {"task__width": 16, "task_
 
 def steps(parts, count):
   """(parameters, metrics) after so many steps."""
-  step, state = parts.compile(), parts.init()
-  with contextlib.closing(parts.batches(0)) as batches:
+  step, state = parts.compile(), parts.create_initial_state()
+  with contextlib.closing(parts.open_batches(0)) as batches:
     for batch in itertools.islice(batches, count):
       state, metrics = step(state, batch, {})
   return jax.device_get(state.params), {name: float(value) for name, value in metrics.items()}
@@ -237,7 +237,7 @@ def test_every_image_is_measured_once_with_the_same_masks_on_any_devices(stage, 
   figures = []
   for devices in (1, 8):
     parts = digits(devices, stage, **STAGES[stage])
-    state = parts.start(params)
+    state = parts.create_initial_state(params)
     figures.append(parts.evals["test"].measure(state.params, lambda: None).figures)
   assert figures[0] == pytest.approx(figures[1], rel=1e-5)
   assert figures[0]["loss"] == pytest.approx(whole[1]["loss"], rel=1e-5)
@@ -249,7 +249,7 @@ def test_classification_goes_on_from_such_weights_with_a_new_head(stage, whole, 
   assert description.classes == 0
   assert not [path for path in arrays if path.startswith(("task/", "head"))]
   parts = build.build(runs.run(**SMALL, init__from=whole[0]), jax.devices())
-  weights, _ = parts.weights()
+  weights, _ = parts.read_initial_weights()
   np.testing.assert_array_equal(weights["embedding/kernel"], arrays["embedding/kernel"])
   np.testing.assert_array_equal(weights["head/kernel"], np.zeros((16, 10)))
   assert json.loads((whole[0] / "config.json").read_text())["task"]["name"] == stage

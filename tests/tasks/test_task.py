@@ -85,7 +85,7 @@ def whole(tmp_path_factory):
 @pytest.mark.long
 def test_parameters_of_the_task_are_trained_averaged_sharded_and_saved(whole):
   parts, path = colours(), "task/decoder/kernel"
-  before = np.asarray(parts.init().params[path])
+  before = np.asarray(parts.create_initial_state().params[path])
   assert "fsdp" in str(parts.state_shapes.params[path].sharding.spec)
   saved, _ = checkpoints.read_weights(whole[0])
   average, _ = checkpoints.read_weights(whole[0], averaged=True)

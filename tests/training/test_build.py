@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy
 
 def test_parameters_and_optimizer_state_are_born_sharded():
   parts = runs.parts(8, **{"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "model.heads": 2})
-  state = parts.init()
+  state = parts.create_initial_state()
   for name, leaf in trees.flatten(state).items():
     assert leaf.sharding == trees.flatten(parts.state_shapes)[name].sharding, name
   query = state.params["blocks/0/attention/query/kernel"]
@@ -34,8 +34,8 @@ def test_parameters_and_optimizer_state_are_born_sharded():
 @pytest.mark.long
 def test_the_step_keeps_every_array_where_it_was():
   parts = runs.parts(8, **{"mesh.data": 2, "mesh.fsdp": 4})
-  batches = parts.batches(0)
-  state, _ = parts.step(parts.init(), next(batches), {})
+  batches = parts.open_batches(0)
+  state, _ = parts.step(parts.create_initial_state(), next(batches), {})
   batches.close()
   expected = trees.flatten(parts.state_shapes)
   assert all(leaf.sharding == expected[name].sharding for name, leaf in trees.flatten(state).items())
@@ -43,17 +43,20 @@ def test_the_step_keeps_every_array_where_it_was():
 
 @pytest.mark.long
 def test_all_devices_start_with_the_same_numbers():
-  one, eight = runs.parts(1).init(), runs.parts(8, **{"mesh.data": 1, "mesh.fsdp": 8}).init()
+  one, eight = (
+    runs.parts(1).create_initial_state(),
+    runs.parts(8, **{"mesh.data": 1, "mesh.fsdp": 8}).create_initial_state(),
+  )
   for path, value in one.params.items():
     np.testing.assert_array_equal(value, eight.params[path], err_msg=path)
 
 
 def test_the_stream_begins_at_any_step():
   parts = runs.parts(2)
-  stream = parts.batches(0)
+  stream = parts.open_batches(0)
   expected = [jax.device_get(next(stream)) for _ in range(4)][3]
   stream.close()
-  stream = parts.batches(3)
+  stream = parts.open_batches(3)
   found = jax.device_get(next(stream))
   stream.close()
   assert found.keys() == parts.batch_shapes.keys()
@@ -83,11 +86,11 @@ def test_images_may_have_several_labels():
 
   runs.parts(1)  # the data are there
   parts = build.build(runs.run(task__loss="sigmoid"), jax.devices(), listed)
-  batches = parts.batches(0)
+  batches = parts.open_batches(0)
   batch = next(batches)
   batches.close()
   assert batch["label"].shape == parts.batch_shapes["label"].shape == (16, 3)
-  state, metrics = parts.step(parts.init(), batch, {})
+  state, metrics = parts.step(parts.create_initial_state(), batch, {})
   # Ten decisions at even odds for each image, before anything is learned: the head starts at zero.
   assert float(metrics["loss"]) == pytest.approx(10 * np.log(2), rel=0.2)
   figures = parts.evals["test"].measure(state.params, lambda: None).figures
@@ -108,8 +111,8 @@ def test_e6_the_overview_names_the_definition_of_its_flops():
 @pytest.mark.parametrize("frozen", ["['blocks/.*']", "['embedding/.*', 'position/table']"])
 def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
   parts = runs.parts(8, optim__frozen=frozen, **{"mesh.fsdp": 2})
-  batches = parts.batches(0)
-  state = parts.init()
+  batches = parts.open_batches(0)
+  state = parts.create_initial_state()
   before = jax.device_get(state.params)
   state, _ = parts.step(state, next(batches), {})
   state, _ = parts.step(state, next(batches), {})
@@ -128,8 +131,8 @@ def test_frozen_parameters_hold_no_optimizer_state_and_stay(frozen):
 @pytest.mark.parametrize("changes", [{"model.scan": "true"}, {"model.remat": "full"}, {"model.dtype": "bfloat16"}])
 def test_the_models_switches_reach_it_from_the_config(changes):
   parts = runs.parts(8, **changes)
-  batches = parts.batches(0)
-  state, metrics = parts.step(parts.init(), next(batches), {})
+  batches = parts.open_batches(0)
+  state, metrics = parts.step(parts.create_initial_state(), next(batches), {})
   batches.close()
   assert np.isfinite(metrics["loss"])
   assert all(value.dtype == np.float32 for value in state.params.values())

@@ -22,7 +22,7 @@ def parts():
 def test_intervals_are_whole_steps_and_kept_steps_are_saved_ones(parts):
   assert (parts.total, parts.save_every, parts.log_every, parts.keep_every) == (12, 3, 2, 6)
   assert parts.epoch_length == parts.images.source.epoch_length == len(parts.images.source)
-  assert parts.steps_of(parts.run.total) == 12
+  assert parts.count_steps(parts.run.total) == 12
 
 
 def test_the_evaluation_of_the_last_step_is_not_due_before_it(parts):
@@ -30,7 +30,7 @@ def test_the_evaluation_of_the_last_step_is_not_due_before_it(parts):
 
 
 def test_an_evaluation_measures_the_weights_and_their_average(parts):
-  state = parts.init()
+  state = parts.create_initial_state()
   state = dataclasses.replace(state, ema=jax.tree.map(lambda leaf: leaf + 1, state.ema))
   seen = []
 
@@ -44,8 +44,8 @@ def test_an_evaluation_measures_the_weights_and_their_average(parts):
 
 
 def test_given_weights_replace_random_ones_and_their_average(parts):
-  random, bias = parts.init(), np.arange(10, dtype=np.float32)
-  state = parts.start({"head/bias": bias, "unknown": bias})
+  random, bias = parts.create_initial_state(), np.arange(10, dtype=np.float32)
+  state = parts.create_initial_state({"head/bias": bias, "unknown": bias})
   np.testing.assert_array_equal(state.params["head/bias"], bias)
   np.testing.assert_array_equal(state.ema["head/bias"], bias)
   assert state.params.keys() == random.params.keys()
@@ -66,7 +66,11 @@ def test_splits_of_training_and_evaluations_are_recorded_once(parts):  # `parts`
 
 
 def test_a_run_from_random_weights_reads_no_others(parts):
-  assert parts.weights() == ({}, []) and parts.frozen() == ({}, {}) and parts.frozen_shapes == {}
+  assert (
+    parts.read_initial_weights() == ({}, [])
+    and parts.load_frozen_weights() == ({}, {})
+    and parts.frozen_weight_shapes == {}
+  )
 
 
 def test_training_images_of_one_class_cause_a_warning_if_the_task_learns_classes(parts):

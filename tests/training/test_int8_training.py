@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy
 def train_steps(devices, **changes):
   """Returns the parameters and the losses of two steps."""
   parts = runs.parts(devices, model__matmul="int8", **changes)
-  batches, state, losses = parts.batches(0), parts.init(), []
+  batches, state, losses = parts.open_batches(0), parts.create_initial_state(), []
   for _ in range(2):
     state, metrics = parts.step(state, next(batches), {})
     losses.append(float(metrics["loss"]))
@@ -73,7 +73,7 @@ def test_the_seed_changes_the_rounding(single):
 def test_evaluations_compute_like_those_of_other_models(trained):
   parts, workdir, _ = trained
   plain = runs.parts(2, init__from=workdir, model__matmul="default")
-  params = plain.start(plain.weights()[0]).params
+  params = plain.create_initial_state(plain.read_initial_weights()[0]).params
   outcomes = [each.evals["test"].measure(params, lambda: None) for each in (plain, parts)]
   assert outcomes[0].figures == outcomes[1].figures
 

@@ -41,8 +41,8 @@ def with_batches(parts, batches):
   """The run with other batches from a step on."""
 
   class Fed(type(parts)):
-    def batches(self, start):
-      return batches(parts.batches(start))
+    def open_batches(self, start):
+      return batches(parts.open_batches(start))
 
   return Fed(**{field.name: getattr(parts, field.name) for field in dataclasses.fields(parts)})
 

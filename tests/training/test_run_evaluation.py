@@ -94,7 +94,7 @@ def test_a_run_without_checkpoint_is_named(tmp_path):
 @pytest.mark.heavy
 def test_a2_a_checkpoint_with_a_weight_that_is_not_finite_is_refused(tmp_path):
   parts = runs.parts(1)
-  state = parts.init()
+  state = parts.create_initial_state()
   params = {**state.params, "head/bias": state.params["head/bias"].at[1].set(np.nan)}
   store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(parts.mesh))
   with contextlib.closing(store):
@@ -116,7 +116,7 @@ def test_a_run_whose_classes_were_in_another_order_is_not_measured(tmp_path):
   classes = about["identity"]["data"]["classes"]
   classes[1:3] = classes[2], classes[1]
   with contextlib.closing(checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(parts.mesh))) as store:
-    store.save(1, parts.init(), about)
+    store.save(1, parts.create_initial_state(), about)
     store.wait()
   with pytest.raises(ConfigError, match=r"classes in another order than the current data \('2' is number 1 and 2, '1'"):
     run_evaluation.restore_newest(parts, tmp_path)

@@ -29,7 +29,7 @@ def make_parts(**changes):
 def train_steps(**changes):
   """Returns the parameters with stacked layers after three steps on 8 devices, and the last metrics."""
   parts = make_parts(**changes)
-  batches, state = parts.batches(0), parts.init()
+  batches, state = parts.open_batches(0), parts.create_initial_state()
   for _ in range(3):
     state, metrics = parts.step(state, next(batches), {})
   batches.close()
@@ -81,7 +81,7 @@ def test_a_restart_with_scanned_layers_has_the_same_bits(trained, tmp_path):
 @pytest.mark.parametrize("scan", [False, True])
 def test_weights_of_both_forms_load_in_both(trained, scan):
   stored, _ = checkpoints.read_weights(trained[1])
-  weights, _ = make_parts(model__scan=scan, init__from=trained[1]).weights()
+  weights, _ = make_parts(model__scan=scan, init__from=trained[1]).read_initial_weights()
   assert any(path.startswith("blocks/0/") for path in weights) != scan
   expected = stored if trained[0] == scan else (surgery.stack if scan else surgery.unstack)(stored, tuple(weights))
   for path, value in weights.items():

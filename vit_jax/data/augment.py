@@ -37,7 +37,7 @@ def build(
   dtype: np.dtype | type | str,
   seed: Count,
   patch: int | None,
-  steps_of: Callable[[Duration], int],
+  count_steps: Callable[[Duration], int],
   *,
   mean: Channels = (0.5, 0.5, 0.5),
   std: Scales = (0.5, 0.5, 0.5),
@@ -54,7 +54,7 @@ def build(
     dtype: type of the augmented images.
     seed: seed of the run.
     patch: side of a patch in pixels if images are divided into patches. None: images are not divided.
-    steps_of: function that converts a duration to a number of steps.
+    count_steps: function that converts a duration to a number of steps.
     mean: mean of each channel, for pixels from 0 to 1.
     std: standard deviation of each channel, for pixels from 0 to 1.
     warp: geometric change of each image, see `warping`.
@@ -68,7 +68,7 @@ def build(
   with enter_key("warp"):
     bend = make(warp, WARPS)
   with enter_key("mixing"):
-    mix = make(mixing, MIXINGS, patch, steps_of)
+    mix = make(mixing, MIXINGS, patch, count_steps)
   with enter_key("erasing"):
     erase = make(erasing, ERASINGS, patch)
 

@@ -188,14 +188,14 @@ class TrainData(EvalData):
     return self.call(loader.processes, opened, records)
 
   def augmentation(
-    self, dtype: np.dtype, seed: int, patch: int | None, steps_of: Callable[[Duration], int]
+    self, dtype: np.dtype, seed: int, patch: int | None, count_steps: Callable[[Duration], int]
   ) -> augment.Augmentation:
     """Returns the augmentation on the device.
 
     Args:
-      dtype, seed, patch, steps_of: see `augment.build`.
+      dtype, seed, patch, count_steps: see `augment.build`.
     """
-    return self.call(augment.build, dtype, seed, patch, steps_of)
+    return self.call(augment.build, dtype, seed, patch, count_steps)
 
   def suggest_settings(self, images: stream.Examples) -> str:
     """Returns advice for a run that waits for its data, see `loader.suggest_settings`.

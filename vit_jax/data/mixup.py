@@ -24,19 +24,19 @@ Mode = Literal["batch", "pair", "elem"]
 BETA_CANDIDATES = 16  # each is accepted with probability 0.95 or more; all are rejected once in 10^20 draws
 
 
-def no_mixing(patch: int | None, steps_of: Callable[[Duration], int]) -> Mixing:
+def no_mixing(patch: int | None, count_steps: Callable[[Duration], int]) -> Mixing:
   """Returns a mixing function that changes neither images nor targets.
 
   Args:
     patch: not used.
-    steps_of: not used.
+    count_steps: not used.
   """
   return lambda key, images, targets, step: (images, targets)
 
 
 def mixup(
   patch: int | None,
-  steps_of: Callable[[Duration], int],
+  count_steps: Callable[[Duration], int],
   *,
   alpha: Positive = 0.2,
   mode: Mode = "batch",
@@ -53,7 +53,7 @@ def mixup(
 
   Args:
     patch: side of a patch in pixels if images are patches. None: images are pixels.
-    steps_of: function that converts a duration to a number of steps.
+    count_steps: function that converts a duration to a number of steps.
     alpha: parameter of the Beta distribution.
     mode: number of draws. "batch": one draw per batch. "pair": one per pair of partners. "elem": one per example.
     probability: probability with which a draw mixes.
@@ -75,12 +75,12 @@ def mixup(
       kept = jnp.maximum(kept, 1 - kept)
     return _broadcast_values(kept, images), kept
 
-  return _build_mixing(draw, steps_of, mode, probability, PARTNERS[partner], off_after)
+  return _build_mixing(draw, count_steps, mode, probability, PARTNERS[partner], off_after)
 
 
 def cutmix(
   patch: int | None,
-  steps_of: Callable[[Duration], int],
+  count_steps: Callable[[Duration], int],
   *,
   alpha: Positive = 1.0,
   mode: Mode = "batch",
@@ -93,7 +93,7 @@ def cutmix(
 
   Args:
     patch: side of a patch in pixels if images are patches. None: images are pixels.
-    steps_of: function that converts a duration to a number of steps.
+    count_steps: function that converts a duration to a number of steps.
     alpha: parameter of the Beta distribution.
     mode: number of draws, see `mixup`.
     probability: probability with which a draw mixes.
@@ -107,12 +107,12 @@ def cutmix(
     share_key, centre_key = jax.random.split(key)
     return _cut_boxes(centre_key, draw_beta(share_key, alpha, (count,)), images, patch)
 
-  return _build_mixing(draw, steps_of, mode, probability, reverse_batch, off_after)
+  return _build_mixing(draw, count_steps, mode, probability, reverse_batch, off_after)
 
 
 def mixup_cutmix(
   patch: int | None,
-  steps_of: Callable[[Duration], int],
+  count_steps: Callable[[Duration], int],
   *,
   mixup_alpha: Positive = 0.8,
   cutmix_alpha: Positive = 1.0,
@@ -128,7 +128,7 @@ def mixup_cutmix(
 
   Args:
     patch: side of a patch in pixels if images are patches. None: images are pixels.
-    steps_of: function that converts a duration to a number of steps.
+    count_steps: function that converts a duration to a number of steps.
     mixup_alpha: parameter of the Beta distribution of mixup.
     cutmix_alpha: parameter of the Beta distribution of CutMix.
     switch: probability of CutMix.
@@ -148,12 +148,12 @@ def mixup_cutmix(
     weight = jnp.where(_broadcast_values(cutting, images), mask, _broadcast_values(share, images))
     return weight, jnp.where(cutting, kept, share)
 
-  return _build_mixing(draw, steps_of, mode, probability, reverse_batch, off_after)
+  return _build_mixing(draw, count_steps, mode, probability, reverse_batch, off_after)
 
 
 def _build_mixing(
   draw: Draw,
-  steps_of: Callable[[Duration], int],
+  count_steps: Callable[[Duration], int],
   mode: Mode,
   probability: float,
   partner: Partner,
@@ -164,7 +164,7 @@ def _build_mixing(
     raise schema.ConfigError(
       "0 would never mix. Use None to mix until the end, or name='none' to disable mixing", "off_after"
     )
-  last = None if off_after is None else min(steps_of(off_after), 2**31 - 1)
+  last = None if off_after is None else min(count_steps(off_after), 2**31 - 1)
 
   def apply(
     key: PRNGKey, images: Num[Tensor, " B *image"], targets: Float[Tensor, "B V"], step: Count

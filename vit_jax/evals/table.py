@@ -17,14 +17,14 @@ from vit_jax.evals.subject import EvalContext, Measure
 from vit_jax.schema import Bound, Choice, ConfigError, DerivedTable, Duration, enter_key, lookup
 
 
-def interval(steps_of: Callable[[Duration], int], *, every: Duration = Duration("20%")) -> int:
+def interval(count_steps: Callable[[Duration], int], *, every: Duration = Duration("20%")) -> int:
   """Returns the number of steps between two measurements of a run. The end of the run is always measured.
 
   Args:
-    steps_of: converts a duration to steps.
+    count_steps: converts a duration to steps.
     every: duration between two measurements.
   """
-  return max(1, steps_of(every))
+  return max(1, count_steps(every))
 
 
 class EvalDefinition(NamedTuple):
@@ -66,9 +66,9 @@ class BoundEval(Bound):
     """Number of images per batch, or None for the batch size of the run."""
     return self.args.get("batch")
 
-  def interval(self, steps_of: Callable[[Duration], int]) -> int:
+  def interval(self, count_steps: Callable[[Duration], int]) -> int:
     """Returns the number of steps between two measurements of a run, see `interval`."""
-    return self.call(interval, steps_of)
+    return self.call(interval, count_steps)
 
   def build(self, subject: EvalContext) -> Measure:
     """Builds the function that measures parameters.

@@ -13,7 +13,7 @@ from vit_jax.importers.weights import (
   is_workdir,
   load,
   load_fitted,
-  open_frozen,
+  open_weights,
   read,
   recognise,
 )

@@ -256,7 +256,7 @@ def check_prefix(workdir: pathlib.Path, prefix: str | None) -> None:
     raise ConfigError(f"{workdir}: a workdir contains one model. Remove the prefix {show(prefix)}")
 
 
-class FrozenWeights(NamedTuple):
+class LazyWeights(NamedTuple):
   """A model with weights that are read later.
 
   Attributes:
@@ -274,7 +274,7 @@ class FrozenWeights(NamedTuple):
   normalised: Mapping[str, tuple[float, ...]]
 
 
-def open_frozen(
+def open_weights(
   path: str,
   image_size: int,
   dtype: str,
@@ -282,7 +282,7 @@ def open_frozen(
   prefix: str | None = None,
   classes: Sequence[str] = (),
   task_paths: Sequence[str] = (),
-) -> FrozenWeights:
+) -> LazyWeights:
   """Returns the model of a file or workdir, and a function that reads its weights.
 
   Only names and shapes are read from a file until the returned function is called. A workdir is read twice, so that its
@@ -326,7 +326,7 @@ def open_frozen(
 
   try:
     notes = [*notes, *class_order.arrange_outputs({}, target, names, classes)[1]]
-    return FrozenWeights(target, arrays, notes, task, normalised)
+    return LazyWeights(target, arrays, notes, task, normalised)
   except ConfigError as error:
     raise ConfigError(f"{path}: {error}") from error
 

@@ -13,7 +13,7 @@ from vit_jax.optim.rules import (
   adafactor,
   create_optimizer,
   lion,
-  list_frozen_paths,
+  list_untrained_paths,
   nadamw,
   optimizer,
   sam,

@@ -48,7 +48,7 @@ class Optimizer(NamedTuple):
   Attributes:
     transformation: the gradient transformation.
     schedule: function from step to learning rate.
-    frozen: paths that gradients do not update, see `list_frozen_paths`.
+    untrained_paths: paths that gradients do not update, see `list_untrained_paths`.
     find_point: function (optimizer state, parameters) to the point at which the gradient is computed. None: the
       parameters.
     radius: length of SAM's ascent step from this point. None: no ascent step.
@@ -56,7 +56,7 @@ class Optimizer(NamedTuple):
 
   transformation: optax.GradientTransformation
   schedule: schedules.Schedule
-  frozen: frozenset[str]
+  untrained_paths: frozenset[str]
   find_point: points.FindPoint | None = None
   radius: float | None = None
 
@@ -227,20 +227,20 @@ def optimizer(
     chain = points.average_iterates(chain, own.interpolation, rate)
     find_point = points.make_find_point(own.interpolation)
 
-  held = list_frozen_paths(frozen, params, statistics)
-  if held:
-    labels = trees.map_named(lambda path, _: "frozen" if path in held else "trained", params)
+  untrained_paths = list_untrained_paths(frozen, params, statistics)
+  if untrained_paths:
+    labels = trees.map_named(lambda path, _: "frozen" if path in untrained_paths else "trained", params)
     chain = optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels)
-  return Optimizer(chain, rate, held, find_point, own.radius)
+  return Optimizer(chain, rate, untrained_paths, find_point, own.radius)
 
 
-def list_frozen_paths(
-  frozen: Sequence[str], params: Params, statistics: frozenset[str] = frozenset()
+def list_untrained_paths(
+  patterns: Sequence[str], params: Params, statistics: frozenset[str] = frozenset()
 ) -> frozenset[str]:
   """Returns the paths that gradients do not update: the frozen parameters and all statistics.
 
   Args:
-    frozen: patterns for whole parameter paths.
+    patterns: patterns of `frozen` for whole parameter paths.
     params: nested parameters, as arrays or as shapes.
     statistics: paths that the model updates itself. Patterns are not compared with these paths.
 
@@ -248,9 +248,9 @@ def list_frozen_paths(
     ConfigError: if a pattern has no effect, or if the patterns match all parameters.
   """
   paths = _select_trainable(params, statistics)
-  held = _match_patterns("frozen", [(pattern, True) for pattern in frozen], paths, False)
+  held = _match_patterns("frozen", [(pattern, True) for pattern in patterns], paths, False)
   if all(held.values()):
-    raise ConfigError(f"{frozen} matches every parameter, so no parameter would be trained", "frozen")
+    raise ConfigError(f"{patterns} matches every parameter, so no parameter would be trained", "frozen")
   return statistics | {path for path in paths if held[path]}
 
 

@@ -350,7 +350,7 @@ def _estimate_step(
 
 def _count_step_flops(experiment: Experiment, dtype: str | None = None) -> int:
   """Returns the FLOPs of a step on all devices, of products with operands of any type or of one type."""
-  shapes = experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes
+  shapes = experiment.state_shapes, experiment.batch_shapes, experiment.frozen_weight_shapes
   return flops.count_flops(experiment.step, *shapes, dtype=dtype)
 
 

@@ -115,12 +115,12 @@ def _make_task(run: BoundRun, source: Source) -> tasks.Task:
   """Returns the task of a run on one device."""
   total = run.total.steps(run.batch, len(source))
 
-  def steps_of(duration: Duration) -> int:
+  def count_steps(duration: Duration) -> int:
     return duration.steps(run.batch, len(source), total)
 
   grid = sharding.make_mesh(config.Mesh(), jax.devices()[:1])
   model = models.functional(build.describe_model(run, source.classes)).on(grid)
-  return build.make_task(run, model, total, steps_of, build.create_freeze(run, grid, source.classes))
+  return build.make_task(run, model, total, count_steps, build.make_frozen_model_opener(run, grid, source.classes))
 
 
 def select_rows(batch: int, count: int) -> list[int]:

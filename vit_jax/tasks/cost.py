@@ -64,9 +64,9 @@ def _make_loss(
   """Returns the loss as a function of (params, fields of the context, examples)."""
 
   def loss(
-    params: Params, step: Count, frozen: Mapping[str, Params], average: Params, examples: Batch
+    params: Params, step: Count, frozen_weights: Mapping[str, Params], average: Params, examples: Batch
   ) -> Float[Array, ""]:
-    return objective(params, Context(step, frozen, average), examples, None)[0]
+    return objective(params, Context(step, frozen_weights, average), examples, None)[0]
 
   return loss
 

@@ -137,23 +137,25 @@ class Dinov2(SelfDistillation):
     return self.teacher is None
 
   @functools.cached_property
-  def frozen(self) -> dict[str, FrozenModel]:
+  def frozen_models(self) -> dict[str, FrozenModel]:
     """The frozen teacher as "teacher", and the teacher of Gram anchoring as "gram", if there are any."""
-    frozen = {}
+    frozen_models = {}
     if self.teacher is not None:
       rules = ProjectionHead.sharding(f"(?:{HEAD}|{PATCH_HEAD})")
-      frozen["teacher"] = self.supplied.freeze("task.teacher", self.teacher, self.ema, self.prefix, rules)
+      frozen_models["teacher"] = self.supplied.open_frozen_model(
+        "task.teacher", self.teacher, self.ema, self.prefix, rules
+      )
     if self.anchor is not None:
-      frozen["gram"] = self.supplied.freeze(
+      frozen_models["gram"] = self.supplied.open_frozen_model(
         "task.gram.teacher", self.anchor.path, self.anchor.ema, self.anchor.prefix, ()
       )
-    for model in frozen.values():
+    for model in frozen_models.values():
       if flags := augment.find_normalisation_flags(model.normalised, self.supplied.normalised):
         raise ConfigError(
           f"the images for {model.path} are normalised differently from those of this run. Use {flags}",
           f"config.{model.key}",
         )
-    return frozen
+    return frozen_models
 
   @functools.cached_property
   def teacher_heads(self) -> tuple[ProjectionHead, ProjectionHead]:
@@ -165,16 +167,16 @@ class Dinov2(SelfDistillation):
     if self.teacher is None:
       return self.head, self.patch_head
     with enter_key("config.task"):
-      frozen, patch = self.frozen["teacher"], self.supplied.model.patch
-      if frozen.model.patch != patch:
+      teacher, patch = self.frozen_models["teacher"], self.supplied.model.patch
+      if teacher.model.patch != patch:
         raise ConfigError(
-          f"{self.teacher} has patches of {frozen.model.patch} px, but the student has {patch}. Use models with equal "
+          f"{self.teacher} has patches of {teacher.model.patch} px, but the student has {patch}. Use models with equal "
           "patches",
           "teacher",
         )
-      shapes = {path: leaf.shape for path, leaf in frozen.shapes.items()}
+      shapes = {path: leaf.shape for path, leaf in teacher.shapes.items()}
       with enter_key("teacher"):
-        heads = find_heads(shapes, masking.token_width(frozen.model), self.sharing, self.teacher)
+        heads = find_heads(shapes, masking.token_width(teacher.model), self.sharing, self.teacher)
       for key, head, own in zip(("prototypes", "patch_prototypes"), heads, (self.head, self.patch_head), strict=True):
         if head.prototypes != own.prototypes:
           raise ConfigError(
@@ -193,7 +195,7 @@ class Dinov2(SelfDistillation):
     """
     assert self.anchor is not None
     with enter_key("config.task.gram"):
-      model = self.frozen["gram"].model
+      model = self.frozen_models["gram"].model
       patch = masking.require_patch(model)
       if self.gram_size % patch:
         raise ConfigError(f"{self.gram_size} is not a multiple of the teacher's patch {patch}", "size")
@@ -256,7 +258,7 @@ class Dinov2(SelfDistillation):
     taught, teaching = (
       (self.supplied.model, context.average)
       if self.teacher is None
-      else (self.frozen["teacher"].model, context.frozen["teacher"])
+      else (self.frozen_models["teacher"].model, context.frozen_weights["teacher"])
     )
     with step_parts.name_part("teacher"):
       teacher = self.encode(taught, teaching, crops, None, None)
@@ -399,7 +401,7 @@ class Dinov2(SelfDistillation):
       patches: patches of the student.
     """
     assert self.anchor is not None
-    params = self.gram_model.adapt(context.frozen["gram"])
+    params = self.gram_model.adapt(context.frozen_weights["gram"])
     outputs, _ = self.gram_model.model.outputs(params, merge_crops(examples["gram"]), None)
     side = self.gram_size // masking.require_patch(self.gram_model.model)
     tokens = resize_patches(outputs.tokens[:, -(side**2) :], (side, side), self.grid)

@@ -103,26 +103,26 @@ class Distill(Task):
     return Classify(self.supplied, loss=self.loss, label_smoothing=self.label_smoothing)
 
   @functools.cached_property
-  def frozen(self) -> dict[str, FrozenModel]:
+  def frozen_models(self) -> dict[str, FrozenModel]:
     """The teacher as {"teacher": model}. Only its names and shapes are read at this point.
 
     Raises:
       ConfigError: if the teacher has a different number of classes.
     """
-    frozen = self.supplied.freeze("task.teacher", self.teacher, self.ema, self.prefix, ())
+    teacher = self.supplied.open_frozen_model("task.teacher", self.teacher, self.ema, self.prefix, ())
     classes = self.supplied.model.description.classes
-    if frozen.model.description.classes != classes:
+    if teacher.model.description.classes != classes:
       raise ConfigError(
-        f"{self.teacher} has {format_amount(frozen.model.description.classes, 'class', 'classes')}, but "
+        f"{self.teacher} has {format_amount(teacher.model.description.classes, 'class', 'classes')}, but "
         f"the data have {classes}. Use a teacher that was trained on them",
         "config.task.teacher",
       )
-    return {"teacher": frozen}
+    return {"teacher": teacher}
 
   @property
   def fields(self) -> Fields:
     """Returns the fields of a batch. Images are whole unless student and teacher use the same patches."""
-    same = self.supplied.patch == self.frozen["teacher"].model.patch
+    same = self.supplied.patch == self.frozen_models["teacher"].model.patch
     return Fields(self.supplied.patch if same else None)
 
   def examples(self, batch: Batch, context: Context, key: PRNGKey) -> Batch:
@@ -138,7 +138,7 @@ class Distill(Task):
     """
     examples = self.labels.augment_batch(batch, key, context.step, self.fields.patch)
     images = self.normalise_for_teacher(examples["image"])
-    outputs, _ = self.frozen["teacher"].model.outputs(context.frozen["teacher"], images, None)
+    outputs, _ = self.frozen_models["teacher"].model.outputs(context.frozen_weights["teacher"], images, None)
     return {**examples, "teacher": outputs.logits}
 
   def normalise_for_teacher(self, images: Num[Tensor, "..."]) -> Num[Tensor, "..."]:

@@ -122,7 +122,7 @@ class SelfDistillation(Task):
       step: number of completed steps.
     """
     with enter_key("config.task.temperature"):
-      return create_value_schedule(self.temperature, self.supplied.total, self.supplied.steps_of)(step)
+      return create_value_schedule(self.temperature, self.supplied.total, self.supplied.count_steps)(step)
 
   @functools.cached_property
   def local_model(self) -> resizing.ResizedModel:

@@ -24,12 +24,12 @@ class Context(NamedTuple):
 
   Attributes:
     step: number of completed steps, int32 scalar.
-    frozen: {name: parameters by path} of the task's frozen models.
+    frozen_weights: {name: parameters by path} of the task's frozen models.
     average: moving average of all parameters by path. Empty unless `Task.uses_average`.
   """
 
   step: Count
-  frozen: Mapping[str, Params]
+  frozen_weights: Mapping[str, Params]
   average: Params
 
 
@@ -37,7 +37,7 @@ class ContextShapes(NamedTuple):
   """The shapes of the values of a `Context`, under the same attribute names."""
 
   step: jax.ShapeDtypeStruct
-  frozen: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
+  frozen_weights: Mapping[str, Mapping[str, jax.ShapeDtypeStruct]]
   average: Mapping[str, jax.ShapeDtypeStruct]
 
 
@@ -66,7 +66,7 @@ class FrozenModel(NamedTuple):
 
 
 # (key of the config, path, ema, prefix, sharding rules of task parameters) -> frozen model
-Freeze = Callable[[str, str, bool | None, str | None, models.ShardingRules], FrozenModel]
+OpenFrozenModel = Callable[[str, str, bool | None, str | None, models.ShardingRules], FrozenModel]
 
 
 class TaskContext(NamedTuple):
@@ -77,24 +77,24 @@ class TaskContext(NamedTuple):
     patch: side of the patches in pixels that images may be cut into, or None if the model requires whole images.
     augment: function from `patch` to an augmentation. The augmentation maps (key, uint8 images, targets, draws, step)
       to (images, targets). See `data.augment`.
-    freeze: function from (key of the config, path, ema, prefix, rules) to a frozen model. If sharding rules are given,
-      the frozen model also contains each task parameter in the file that matches a rule.
+    open_frozen_model: function from (key of the config, path, ema, prefix, rules) to a frozen model. If
+      sharding rules are given, the frozen model also contains each task parameter in the file that matches a rule.
     pixels: function from normalised images or patches to pixel values in 0..1, in float32.
     normalise: function from uint8 images or patches to the normalised images that the model takes.
     normalised: "mean" and "std" with which the images are normalised.
     total: number of steps of the run.
-    steps_of: function that converts a duration to a number of steps.
+    count_steps: function that converts a duration to a number of steps.
   """
 
   model: models.Model
   patch: int | None
   augment: Callable[[int | None], Augmentation]
-  freeze: Freeze
+  open_frozen_model: OpenFrozenModel
   pixels: Callable[[Tensor], Array]
   normalise: Callable[[Tensor], Array]
   normalised: Mapping[str, Channels]
   total: int
-  steps_of: Callable[[Duration], int]
+  count_steps: Callable[[Duration], int]
 
 
 class Task(Protocol):
@@ -122,7 +122,7 @@ class Task(Protocol):
     """Returns the arrays of a batch that the task needs."""
 
   @property
-  def frozen(self) -> Mapping[str, FrozenModel]:
+  def frozen_models(self) -> Mapping[str, FrozenModel]:
     """Returns {name: frozen model}, such as a teacher. Their weights are read for training, but not for prediction."""
     return {}
 

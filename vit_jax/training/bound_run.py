@@ -30,13 +30,13 @@ class BoundOptim(Bound):
     """Decay of the moving average of the parameters, or None without an average."""
     return self.args["ema"]
 
-  def create_average_decay(self, total: int, steps_of: Callable[[Duration], int]) -> optim.Schedule | None:
+  def create_average_decay(self, total: int, count_steps: Callable[[Duration], int]) -> optim.Schedule | None:
     """Returns the decay of the moving average as a function of the step, see `optim.create_average_decay`.
 
     Args:
-      total, steps_of: see `optim.create_average_decay`.
+      total, count_steps: see `optim.create_average_decay`.
     """
-    return self.call(optim.create_average_decay, total, steps_of)
+    return self.call(optim.create_average_decay, total, count_steps)
 
 
 OPTIM = DerivedTable(

@@ -100,11 +100,11 @@ def _find_schedule_error(run: BoundRun, epoch_length: int) -> ConfigError | None
     return None
   try:
 
-    def steps_of(duration: Duration) -> int:
+    def count_steps(duration: Duration) -> int:
       return duration.steps(run.batch, epoch_length, total)
 
     with enter_key("config.optim"):
-      create_schedule(args["schedule"], args["lr"], total, steps_of(args["warmup"]), steps_of)
+      create_schedule(args["schedule"], args["lr"], total, count_steps(args["warmup"]), count_steps)
   except ConfigError as error:
     return error
   return None
@@ -140,14 +140,14 @@ def build(
   check_batch(run.batch, run.optim.accumulate, grid, len(source) if training else run.batch, run.data.split)
   if training and run.model.args.get("matmul") == "int8":
     check_int8(grid)
-  total = _count_steps(run, source.epoch_length)
+  total = _count_total_steps(run, source.epoch_length)
 
-  def steps_of(duration: Duration) -> int:
+  def count_steps(duration: Duration) -> int:
     return duration.steps(run.batch, source.epoch_length, total)
 
   model = models.functional(describe_model(run, source.classes)).on(grid)
-  freeze = create_freeze(run, grid, source.classes)
-  task = make_task(run, model, total, steps_of, freeze)
+  open_frozen_model = make_frozen_model_opener(run, grid, source.classes)
+  task = make_task(run, model, total, count_steps, open_frozen_model)
   if training and bool(task.fields.views) != task.cuts_views:
     raise ConfigError(
       f"config.task.name: {type(task).__name__} has {'views' if task.fields.views else 'no views'}. Set its class "
@@ -157,8 +157,8 @@ def build(
   params = sharding.find_parameter_shardings((*models.find_sharding(run.model.name), *task.sharding), shapes, grid)
   with enter_key("config.optim"):
     statistics = model.statistics | task.statistics
-    optimizer = optim.create_optimizer(run.optim, shapes, total, steps_of, statistics, model.count_layers_above())
-    average_decay = run.optim.create_average_decay(total, steps_of)
+    optimizer = optim.create_optimizer(run.optim, shapes, total, count_steps, statistics, model.count_layers_above())
+    average_decay = run.optim.create_average_decay(total, count_steps)
     if optimizer.find_point and task.uses_average:
       raise ConfigError(
         f"task {run.task.name!r} needs a moving average, but {run.optim.name!r} does not support one. Use 'adamw'",
@@ -176,15 +176,15 @@ def build(
   # Without training, only the classes of the training images are used.
   splits = train_splits if training else shared_data.SplitRecorder(open_split)
   subject = evals.EvalContext(model, grid, run.data, run.batch, splits, task.predict, source.classes)
-  measures = _build_evals(run, subject, steps_of)
+  measures = _build_evals(run, subject, count_steps)
   experiment = Experiment(run, grid, total, images, model, task, optimizer.schedule, program, measures, splits.opened)
   if not training:
     return experiment
   # Tracing the step reports errors here, before the devices are used.
-  jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_shapes)
+  jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_weight_shapes)
   plain = model.description.change({"remat": "none"}) if "remat" in model.description.model.args else model.description
-  alone = make_task(run, models.functional(plain), total, steps_of, freeze)
-  forward, training_flops = _count_flops(experiment, alone)
+  unsharded_task = make_task(run, models.functional(plain), total, count_steps, open_frozen_model)
+  forward, training_flops = _count_flops(experiment, unsharded_task)
   training_flops *= 1 if optimizer.radius is None else 2  # an ascent step needs a gradient of its own
   return dataclasses.replace(experiment, forward_flops=forward, training_flops=training_flops)
 
@@ -203,8 +203,8 @@ def make_task(
   run: BoundRun,
   model: models.Model,
   total: int,
-  steps_of: Callable[[Duration], int],
-  freeze: tasks.Freeze,
+  count_steps: Callable[[Duration], int],
+  open_frozen_model: tasks.OpenFrozenModel,
 ) -> tasks.Task:
   """Creates the task of a run.
 
@@ -212,8 +212,8 @@ def make_task(
     run: a completed run.
     model: the model on the mesh.
     total: number of steps of the run.
-    steps_of: function that converts a duration to a number of steps.
-    freeze: function that describes a frozen model, see `create_freeze`.
+    count_steps: function that converts a duration to a number of steps.
+    open_frozen_model: function that describes a frozen model, see `make_frozen_model_opener`.
 
   Raises:
     ConfigError: if an argument of the task is not compatible with the model or the data.
@@ -222,24 +222,24 @@ def make_task(
 
   def augmentation(patch: int | None) -> Augmentation:
     with enter_key("config.data"):
-      return run.data.augmentation(run.dtype, run.seed, patch, steps_of)
+      return run.data.augmentation(run.dtype, run.seed, patch, count_steps)
 
   supplied = tasks.TaskContext(
     model,
     patch,
     augmentation,
-    freeze,
+    open_frozen_model,
     run.data.denormalise,
     functools.partial(run.data.normalise, dtype=run.dtype),
     run.data.normalisation,
     total,
-    steps_of,
+    count_steps,
   )
   with enter_key("config.task"):
     return make(run.task, tasks.TASKS, supplied)
 
 
-def create_freeze(run: BoundRun, grid: jax.sharding.Mesh, classes: Sequence[str]) -> tasks.Freeze:
+def make_frozen_model_opener(run: BoundRun, grid: jax.sharding.Mesh, classes: Sequence[str]) -> tasks.OpenFrozenModel:
   """Returns the function that a task calls to get a frozen model, such as a teacher.
 
   Calls with the same arguments open the weights only once.
@@ -249,7 +249,7 @@ def create_freeze(run: BoundRun, grid: jax.sharding.Mesh, classes: Sequence[str]
     grid: the mesh.
     classes: class names of the data.
   """
-  return functools.cache(functools.partial(_describe_frozen, run, grid, classes))
+  return functools.cache(functools.partial(_open_frozen_model, run, grid, classes))
 
 
 def _check_unused(run: BoundRun) -> None:
@@ -267,7 +267,7 @@ def _check_unused(run: BoundRun) -> None:
       )
 
 
-def _describe_frozen(
+def _open_frozen_model(
   run: BoundRun,
   grid: jax.sharding.Mesh,
   classes: Sequence[str],
@@ -285,7 +285,7 @@ def _describe_frozen(
   """
   with enter_key(f"config.{key}"), options.use_form(f"config.{key.rpartition('.')[0]}"):
     patterns = [pattern for pattern, _ in rules]
-    weights = importers.open_frozen(path, run.data.image_size, run.dtype.name, ema, prefix, classes, patterns)
+    weights = importers.open_weights(path, run.data.image_size, run.dtype.name, ema, prefix, classes, patterns)
   task = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in weights.task.items()}
   model = models.functional(weights.description).on(grid)
   shapes = model.shapes() | task
@@ -296,7 +296,7 @@ def _describe_frozen(
   )
 
 
-def _count_steps(run: Run, epoch_length: int) -> int:
+def _count_total_steps(run: Run, epoch_length: int) -> int:
   """Returns the number of steps of a run. Raises ConfigError if the number is out of range."""
   total = run.total.steps(run.batch, epoch_length)
   if not 0 < total <= LONGEST_RUN:
@@ -306,34 +306,36 @@ def _count_steps(run: Run, epoch_length: int) -> int:
   return total
 
 
-def _build_evals(run: BoundRun, subject: evals.EvalContext, steps_of: Callable[[Duration], int]) -> dict[str, Eval]:
+def _build_evals(run: BoundRun, subject: evals.EvalContext, count_steps: Callable[[Duration], int]) -> dict[str, Eval]:
   result = {}
   for name, choice in run.evals.items():
     with enter_key(f"config.evals.{name}"):
-      result[name] = Eval(choice.interval(steps_of), choice.build(subject))
+      result[name] = Eval(choice.interval(count_steps), choice.build(subject))
   return result
 
 
-def _count_flops(experiment: Experiment, alone: tasks.Task) -> tuple[int, int]:
+def _count_flops(experiment: Experiment, unsharded_task: tasks.Task) -> tuple[int, int]:
   """Returns the FLOPs of the task for one image: forward pass alone, and forward and backward pass together.
 
-  `alone` is a copy of the task with a model without sharding and without recomputation.
+  `unsharded_task` is a copy of the task with a model without sharding and without recomputation.
   """
-  _ = alone.frozen  # read before tracing, because the checkpoint of a teacher is verified by a program
+  _ = unsharded_task.frozen_models  # read before tracing, because the checkpoint of a teacher is verified by a program
   key, shapes = jax.eval_shape(lambda: rng.make_key(0)), experiment.state_shapes
-  context = tasks.ContextShapes(shapes.step, experiment.frozen_shapes, shapes.ema if alone.uses_average else {})
+  context = tasks.ContextShapes(
+    shapes.step, experiment.frozen_weight_shapes, shapes.ema if unsharded_task.uses_average else {}
+  )
 
   def draw(
-    batch: tasks.Batch, key: jax.Array, step: jax.Array, frozen: steps.Frozen, average: steps.Params
+    batch: tasks.Batch, key: jax.Array, step: jax.Array, frozen_weights: steps.FrozenWeights, average: steps.Params
   ) -> tasks.Batch:
-    return experiment.task.examples(batch, tasks.Context(step, frozen, average), key)
+    return experiment.task.examples(batch, tasks.Context(step, frozen_weights, average), key)
 
   drawn = jax.eval_shape(draw, experiment.batch_shapes, key, *context)
   examples = {
     name: jax.ShapeDtypeStruct((leaf.shape[0] // experiment.run.optim.accumulate, *leaf.shape[1:]), leaf.dtype)
     for name, leaf in drawn.items()
   }
-  forward = cost.count_forward_flops(alone.objective, shapes.params, context, examples)
-  if not (alone.uses_average or alone.frozen):
+  forward = cost.count_forward_flops(unsharded_task.objective, shapes.params, context, examples)
+  if not (unsharded_task.uses_average or unsharded_task.frozen_models):
     return forward, flops.TRAINING * forward
-  return forward, cost.count_training_flops(alone.objective, shapes.params, context, examples)
+  return forward, cost.count_training_flops(unsharded_task.objective, shapes.params, context, examples)

@@ -76,14 +76,14 @@ class Experiment:
     """Number of images of an epoch."""
     return self.images.source.epoch_length
 
-  def steps_of(self, duration: Duration) -> int:
+  def count_steps(self, duration: Duration) -> int:
     """Converts a duration to a number of steps."""
     return duration.steps(self.run.batch, self.epoch_length, self.total)
 
   @property
   def save_every(self) -> int:
     """Interval of checkpoints in steps."""
-    return max(1, self.steps_of(self.run.checkpoint.every))
+    return max(1, self.count_steps(self.run.checkpoint.every))
 
   @property
   def keep_every(self) -> int | None:
@@ -94,12 +94,12 @@ class Experiment:
     every = self.run.checkpoint.keep_every
     if every is None:
       return None
-    return self.save_every * max(1, round(self.steps_of(every) / self.save_every))
+    return self.save_every * max(1, round(self.count_steps(every) / self.save_every))
 
   @property
   def log_every(self) -> int:
     """Interval of log lines in steps."""
-    return max(1, self.steps_of(self.run.log.every))
+    return max(1, self.count_steps(self.run.log.every))
 
   @property
   def state_shapes(self) -> steps.State[jax.ShapeDtypeStruct]:
@@ -122,9 +122,9 @@ class Experiment:
     }
 
   @property
-  def frozen_shapes(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
+  def frozen_weight_shapes(self) -> dict[str, dict[str, jax.ShapeDtypeStruct]]:
     """Shapes with shardings of the weights that the task reads but does not train, by name and path."""
-    return {name: frozen.shapes for name, frozen in self.task.frozen.items()}
+    return {name: model.shapes for name, model in self.task.frozen_models.items()}
 
   @functools.cached_property
   def identity(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Experiment:
 
   # Weights.
 
-  def weights(self) -> tuple[dict[str, np.ndarray], list[str]]:
+  def read_initial_weights(self) -> tuple[dict[str, np.ndarray], list[str]]:
     """Reads the weights of `config.init`.
 
     Returns:
@@ -189,11 +189,13 @@ class Experiment:
       ]
     return stacked | kept, [f"weights of {init.from_}", *notes]
 
-  def frozen(self, expected: dict[str, str] | None = None) -> tuple[dict[str, dict[str, jax.Array]], dict[str, str]]:
+  def load_frozen_weights(
+    self, expected_digests: dict[str, str] | None = None
+  ) -> tuple[dict[str, dict[str, jax.Array]], dict[str, str]]:
     """Loads the weights that the task reads but does not train.
 
     Args:
-      expected: {key of the config: SHA-256} of the weights, from a checkpoint. None skips the comparison.
+      expected_digests: {key of the config: SHA-256} of the weights, from a checkpoint. None skips the comparison.
 
     Returns:
       The weights {name: {path: array}}, distributed over the devices, and {key of the config: SHA-256}. Both are empty
@@ -203,42 +205,40 @@ class Experiment:
       ConfigError: if the weights differ between hosts, or if their digest is not the expected one.
     """
     weights, digests = {}, {}
-    for name, frozen in self.task.frozen.items():
-      arrays = checkpoints.check_same_arrays(frozen.load(), frozen.path)
-      params = {path: sharding.place_array(arrays[path], shape.sharding) for path, shape in frozen.shapes.items()}
+    for name, model in self.task.frozen_models.items():
+      arrays = checkpoints.check_same_arrays(model.load(), model.path)
+      params = {path: sharding.place_array(arrays[path], shape.sharding) for path, shape in model.shapes.items()}
       digest = sha256(params, sharding.make_replicated_sharding(self.mesh))
-      if expected is not None and (before := expected.get(frozen.key, "none")) != digest:
+      if expected_digests is not None and (before := expected_digests.get(model.key, "none")) != digest:
         raise ConfigError(
-          f"{frozen.path} differs from the weights that this run started with (SHA-256 {digest[:12]} instead of "
+          f"{model.path} differs from the weights that this run started with (SHA-256 {digest[:12]} instead of "
           f"{before[:12]})"
-          f"{checkpoints.describe_damage(frozen.path)}. Restore them, or use another --workdir",
-          f"config.{frozen.key}",
+          f"{checkpoints.describe_damage(model.path)}. Restore them, or use another --workdir",
+          f"config.{model.key}",
         )
-      weights[name], digests[frozen.key] = params, digest
+      weights[name], digests[model.key] = params, digest
     return weights, digests
 
-  def init(self) -> steps.State[jax.Array]:
-    """Returns the state before the first step, with random initial values and sharded arrays."""
-    return self.program.init()
-
-  def start(self, weights: Mapping[str, np.ndarray]) -> steps.State[jax.Array]:
-    """Returns the state before the first step: random initial values, some of which are replaced by given weights.
+  def create_initial_state(self, weights: Mapping[str, np.ndarray] | None = None) -> steps.State[jax.Array]:
+    """Returns the state before the first step, with random initial values and sharded arrays.
 
     Args:
-      weights: {path: host array} of the parameters to replace.
+      weights: {path: host array} of parameters that replace random values. By default, all values are random.
     """
-    state, shapes = self.init(), self.state_shapes
+    state, shapes, replacements = self.program.init(), self.state_shapes, weights or {}
 
     def put(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
       return {
-        path: sharding.place_array(array, shapes[path].sharding) for path, array in weights.items() if path in shapes
+        path: sharding.place_array(array, shapes[path].sharding)
+        for path, array in replacements.items()
+        if path in shapes
       }
 
     return dataclasses.replace(state, params=state.params | put(shapes.params), ema=state.ema | put(shapes.ema))
 
   # Training and evaluation.
 
-  def batches(self, start: int) -> DeviceBatches:
+  def open_batches(self, start: int) -> DeviceBatches:
     """Opens the training batches from a step on. The caller must close them.
 
     Args:
@@ -253,15 +253,15 @@ class Experiment:
 
   @property
   def step(self) -> jax.stages.Wrapped:
-    """The jitted train step (state, batch, frozen) -> (state, metrics).
+    """The jitted train step (state, batch, frozen_weights) -> (state, metrics).
 
-    `frozen` is {} for tasks without frozen weights.
+    `frozen_weights` is {} for tasks without frozen weights.
     """
     return self.program.step
 
   def compile(self) -> jax.stages.Compiled:
-    """Returns the compiled train step: (state, batch, frozen) -> (state, metrics)."""
-    return self.step.lower(self.state_shapes, self.batch_shapes, self.frozen_shapes).compile()
+    """Returns the compiled train step: (state, batch, frozen_weights) -> (state, metrics)."""
+    return self.step.lower(self.state_shapes, self.batch_shapes, self.frozen_weight_shapes).compile()
 
   def find_due_evals(self, step: int) -> dict[str, Eval]:
     """Returns the evaluations that are due at a step before the last one.

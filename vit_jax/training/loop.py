@@ -70,7 +70,7 @@ def train(
     session, state = open_session(resources, experiment, workdir, profile, watch, weights, began)
     watch.step = step = int(state.step)
     if problem := comparison.find_stop_reason(session.certificate, experiment, step):  # in an earlier attempt
-      raise as_exit(runtime.Preempted(runtime.EXIT_OFF_TRACK, problem), step, workdir)
+      raise convert_to_exit(runtime.Preempted(runtime.EXIT_OFF_TRACK, problem), step, workdir)
     session.log.begin(pictures or {})
     print_line(
       f"continues at step {step} of {experiment.total}" if step else f"{format_amount(experiment.total, 'step')} to go"
@@ -89,7 +89,7 @@ def train(
           if session.batches.problem:  # of a later batch, so all processes can save and stop before it
             watch.ask(runtime.EXIT_CONFIG, f"error: {session.batches.problem}")
           with session.trace.annotate_step(step), jax.transfer_guard("disallow"):
-            state, metrics = train_step(state, batch, session.frozen)
+            state, metrics = train_step(state, batch, session.frozen_weights)
           session.log.write_due(step)  # writes earlier steps, so that the devices always have work
           watch.step = step = step + 1
           session.log.add(step, metrics, session.batches.skipped)
@@ -107,7 +107,7 @@ def train(
       if isinstance(reason, runtime.Preempted) or runtime.is_alone():  # saving needs all processes
         save(session, step, state)
         session.store.wait()  # before other processes notice the end and exit
-      raise as_exit(reason, step, workdir) from reason
+      raise convert_to_exit(reason, step, workdir) from reason
     session.store.wait()  # the last state must be saved before the result is written
     return write_result(
       workdir,
@@ -135,7 +135,7 @@ class Session:
     log: the log of figures.
     trace: the profile.
     batches: the training batches.
-    frozen: {name: {path: array}} of weights that the task reads but does not train.
+    frozen_weights: {name: {path: array}} of weights that the task reads but does not train.
     frozen_digests: {key of the config: SHA-256} of these weights.
     evaluated: false if a stop interrupted the evaluations of the restored step.
     changed_length: whether the run had another length before a restart.
@@ -150,7 +150,7 @@ class Session:
   log: TrainingLog
   trace: writer.Trace
   batches: DeviceBatches
-  frozen: dict[str, dict[str, jax.Array]]
+  frozen_weights: dict[str, dict[str, jax.Array]]
   frozen_digests: dict[str, str]
   evaluated: bool
   changed_length: bool
@@ -190,12 +190,12 @@ def open_session(
   resources.callback(store.close)
   with watch.phase("restore"):
     state, about = restore_or_start(experiment, store, timer, weights)
-    frozen, frozen_digests = experiment.frozen(about.get("frozen"))
-    for model in experiment.task.frozen.values():
+    frozen_weights, frozen_digests = experiment.load_frozen_weights(about.get("frozen"))
+    for model in experiment.task.frozen_models.values():
       for note in model.notes:
         print_line(f"{model.path}: {note}")
   start = int(state.step)
-  batches = experiment.batches(start)
+  batches = experiment.open_batches(start)
   phase = functools.partial(enter_phase, watch, timer)
   log = TrainingLog(experiment, workdir, start, timer, phase, store, about)
   trace = writer.Trace(workdir, start, profile)
@@ -208,22 +208,21 @@ def open_session(
     print_line(line)
   if problem := experiment.find_class_problem():
     print_line(f"warning: {problem}")
-  evaluated = about.get("evaluated", True)
   return (
     Session(
-      experiment,
-      watch,
-      timer,
-      store,
-      log,
-      trace,
-      batches,
-      frozen,
-      frozen_digests,
-      evaluated,
-      changed_length,
-      certificate,
-      phase,
+      experiment=experiment,
+      watch=watch,
+      timer=timer,
+      store=store,
+      log=log,
+      trace=trace,
+      batches=batches,
+      frozen_weights=frozen_weights,
+      frozen_digests=frozen_digests,
+      evaluated=about.get("evaluated", True),
+      changed_length=changed_length,
+      certificate=certificate,
+      phase=phase,
     ),
     state,
   )
@@ -294,7 +293,7 @@ def restore_or_start(
   if jax.process_index() == 0:
     files.write_text(workdir / "config.json", config.dumps(experiment.run))
   if saved is None:
-    return experiment.start(load_starting_weights(experiment) if weights is None else weights), {}
+    return experiment.create_initial_state(load_starting_weights(experiment) if weights is None else weights), {}
   state, about = saved
   before = about.get("identity")
   splits = provenance.compare_splits(before["data"], experiment.images.source) if before else []
@@ -317,7 +316,7 @@ def load_starting_weights(experiment: Experiment, flag: str = "config.init.from"
   """
   weights, notes, problem = {}, [], None
   try:
-    weights, notes = experiment.weights()
+    weights, notes = experiment.read_initial_weights()
   except ConfigError as error:
     problem = f"{flag}: {error}"
   runtime.raise_together(problem)
@@ -376,7 +375,7 @@ def write_result(workdir: pathlib.Path, result: dict[str, Any]) -> dict[str, Any
   return result
 
 
-def as_exit(reason: Exception, step: int, workdir: pathlib.Path) -> Exception:
+def convert_to_exit(reason: Exception, step: int, workdir: pathlib.Path) -> Exception:
   """Returns the exception that ends a run before its last step.
 
   Args:
@@ -476,16 +475,16 @@ def save(session: Session, step: int, state: steps.State[jax.Array]) -> None:
       )
 
 
-def describe_checkpoint(experiment: Experiment, frozen: dict[str, str], step: int) -> dict[str, Any]:
+def describe_checkpoint(experiment: Experiment, frozen_digests: dict[str, str], step: int) -> dict[str, Any]:
   """Returns the description that a checkpoint stores with its state.
 
   Args:
     experiment: the components of the run.
-    frozen: {key of the config: SHA-256} of weights that the task reads but does not train.
+    frozen_digests: {key of the config: SHA-256} of weights that the task reads but does not train.
     step: number of the step.
   """
   order = provenance.sample_order(experiment.images, step * experiment.run.batch)
   model = experiment.model.description.to_json()
   # If the task learns from the moving average, the average is the result of the run.
   weights = {"weights": "average"} if experiment.task.uses_average else {}
-  return {"model": model, "frozen": frozen, "identity": experiment.identity, "order": order} | weights
+  return {"model": model, "frozen": frozen_digests, "identity": experiment.identity, "order": order} | weights

@@ -20,13 +20,13 @@ Leaf = TypeVar("Leaf")
 Params = dict[str, jax.Array]  # by path
 Examples = tasks.Batch  # arrays of a batch by name
 Metrics = dict[str, jax.Array]  # scalars by name
-Frozen = Mapping[str, Params]  # parameters of each frozen model, by its name
+FrozenWeights = Mapping[str, Params]  # parameters of each frozen model, by its name
 # (params, context, examples, key) -> (loss, (metrics, statistics))
 Loss = Callable[[Params, tasks.Context, Examples, jax.Array], tuple[jax.Array, tuple[Metrics, Params]]]
 # (params, context, examples, key) -> (gradients, metrics, statistics)
 Gradient = Callable[[Params, tasks.Context, Examples, jax.Array], tuple[Params, Metrics, Params]]
-# (state, batch, frozen) -> (state, metrics)
-Step = Callable[["State[jax.Array]", Examples, Frozen], tuple["State[jax.Array]", Metrics]]
+# (state, batch, frozen_weights) -> (state, metrics)
+Step = Callable[["State[jax.Array]", Examples, FrozenWeights], tuple["State[jax.Array]", Metrics]]
 
 
 @jax.tree_util.register_dataclass
@@ -56,7 +56,7 @@ class Program:
 
   Attributes:
     init: function () -> State with sharded arrays.
-    step: function (state, batch, frozen) -> (state, metrics). The arrays of the given state are reused.
+    step: function (state, batch, frozen_weights) -> (state, metrics). The arrays of the given state are reused.
     state_shapes: shapes of the state, with shardings.
   """
 
@@ -107,7 +107,7 @@ def make_program(
   micro_batches, shard_rows = sharding.make_micro_batch_sharding(grid), sharding.shard_rows(grid)
   check_memory(model.description.model.name, grid, state_shapes)
   constrain_params = functools.partial(jax.lax.with_sharding_constraint, shardings=params)
-  gradient = make_gradient(task.objective, optimizer.frozen)
+  gradient = make_gradient(task.objective, optimizer.untrained_paths)
   gradient = accumulate_gradients(gradient, micro_batches, accumulate=accumulate)
   if optimizer.radius is not None:
     gradient = ascend_before_gradients(gradient, optimizer.radius)
@@ -145,12 +145,12 @@ def init_state(
   return State(jnp.zeros((), jnp.int32), params, ema, transformation.init(params))
 
 
-def make_gradient(loss: Loss, frozen: frozenset[str]) -> Gradient:
+def make_gradient(loss: Loss, untrained_paths: frozenset[str]) -> Gradient:
   """Returns a function that computes the gradients of a task's loss.
 
   Args:
     loss: function (params, context, examples, key) -> (loss, (metrics, statistics)).
-    frozen: paths of the parameters that are not trained. Their gradients are zeros and need no backward pass.
+    untrained_paths: paths of the parameters that are not trained. Their gradients are zeros and need no backward pass.
 
   Returns:
     A function (params, context, examples, key) -> (gradients, metrics, statistics).
@@ -159,8 +159,8 @@ def make_gradient(loss: Loss, frozen: frozenset[str]) -> Gradient:
   def function(
     params: Params, context: tasks.Context, examples: Examples, key: jax.Array
   ) -> tuple[Params, Metrics, Params]:
-    held = {path: value for path, value in params.items() if path in frozen}
-    moving = {path: value for path, value in params.items() if path not in frozen}
+    held = {path: value for path, value in params.items() if path in untrained_paths}
+    moving = {path: value for path, value in params.items() if path not in untrained_paths}
     differentiate = jax.value_and_grad(lambda moving: loss(held | moving, context, examples, key), has_aux=True)
     (value, (metrics, statistics)), gradients = differentiate(moving)
     return gradients | jax.tree.map(jnp.zeros_like, held), {"loss": value, **metrics}, statistics
@@ -253,8 +253,8 @@ def make_train_step(
     find_point: function (optimizer state, params) to the parameters at which the gradient is computed. None: params.
 
   Returns:
-    A function (state, batch, frozen) -> (state, metrics). `frozen` {name: {path: array}} are weights that the task
-    reads but does not train, such as those of a teacher.
+    A function (state, batch, frozen_weights) -> (state, metrics). `frozen_weights` {name: {path: array}} are weights
+    that the task reads but does not train, such as those of a teacher.
   """
   update, extra = optax.with_extra_args_support(transformation).update, {"shard_rows": shard_rows} if shard_rows else {}
 
@@ -275,8 +275,8 @@ def make_train_step(
     metrics |= {"gradient_norm": optax.tree.norm(gradients)}
     return State(state.step + 1, params, averages, optimizer), metrics
 
-  def step(state: State[jax.Array], batch: Examples, frozen: Frozen) -> tuple[State[jax.Array], Metrics]:
-    context = tasks.Context(state.step, frozen, constrain_params(state.ema) if uses_average else {})
+  def step(state: State[jax.Array], batch: Examples, frozen_weights: FrozenWeights) -> tuple[State[jax.Array], Metrics]:
+    context = tasks.Context(state.step, frozen_weights, constrain_params(state.ema) if uses_average else {})
     with step_parts.name_part("augmentation"):
       drawn = examples(batch, context, rng.derive_key(seed, state.step, "augment"))
     with step_parts.name_part("forward and backward"):

@@ -77,7 +77,7 @@ class TrainingLog:
     self._drawing = 0.0  # seconds
     # Steps without warnings of the task. Features of a model that has barely been trained look like collapsed features.
     warmup = experiment.run.optim.args.get("warmup", schema.Duration("0"))
-    self._early = max(experiment.steps_of(warmup), math.ceil(EARLY * experiment.total))
+    self._early = max(experiment.count_steps(warmup), math.ceil(EARLY * experiment.total))
     self._problems = 0  # consecutive lines with a problem of the task; negative after the warning was printed
     self._waits = 0  # consecutive lines in which the devices waited for data; negative after the advice was printed
 

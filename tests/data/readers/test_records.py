@@ -129,7 +129,7 @@ def test_one_image_of_each_dataset_is_trained_on(tmp_path):
   whole = sources.Source("made", "train", tuple(map(str, range(1000))), len(SETS), None, str, 9)
   parts = build.build(runs.run(batch=len(SETS)), jax.devices()[:1], lambda choice, split: whole)
   batch = {key: np.array(values) for key, values in batch.items()} | {"draw": np.arange(len(SETS), dtype=np.uint32)}
-  _, metrics = parts.step(parts.init(), {**batch, "label": batch["label"].astype(np.int32)}, {})
+  _, metrics = parts.step(parts.create_initial_state(), {**batch, "label": batch["label"].astype(np.int32)}, {})
   assert 0 < metrics["loss"] < 100
 
 
