@@ -94,7 +94,7 @@ def main() -> None:
   arguments = parser.parse_args()
   workdir = arguments.workdir or pathlib.Path("runs/ablations-quick" if arguments.quick else "runs/ablations")
   prepare_dataset("digits")
-  began, groups = time.perf_counter(), [] if arguments.quick else pool.divide_devices(2)
+  start_time, groups = time.perf_counter(), [] if arguments.quick else pool.divide_devices(2)
   overrides = QUICK_OVERRIDES if arguments.quick else {}
   seeds = arguments.seeds or (2 if arguments.quick else None)
   sections: list[str] = []
@@ -107,7 +107,7 @@ def main() -> None:
     files.write_text(workdir / "ablations.md", "\n\n".join(sections) + "\n")
     files.write_text(workdir / "ablations.json", json.dumps(records, indent=2, default=str) + "\n")
     print(f"\n{sections[-1]}\n", flush=True)
-  print(f"{time.perf_counter() - began:.0f} s; {workdir}/ablations.md, ablations.json", flush=True)
+  print(f"{time.perf_counter() - start_time:.0f} s; {workdir}/ablations.md, ablations.json", flush=True)
 
 
 def select_first_claim(ablation: Ablation) -> Ablation:

@@ -94,12 +94,12 @@ def main() -> None:
     waited = waiting.waited / (time.monotonic() - clock)
     median, core = ({name: statistics.median(taken[1:]) for name, taken in each.items()} for each in (rates, cores))
     before, images, grown = server.asked("array_record-"), 0, []
-    began = mark = time.monotonic()
-    while (now := time.monotonic()) < began + 60 * args.minutes or images < IMAGES * COPIES:
+    start_time = mark = time.monotonic()
+    while (now := time.monotonic()) < start_time + 60 * args.minutes or images < IMAGES * COPIES:
       images += len(next(pipelines["bucket"])["image"])
       if now >= mark:
         grown.append([round(size) for size in measure_memory(pipelines["bucket"])])
-        print(f"{now - began:>6.0f} s {images:>9,} images  {grown[-1]} MiB", flush=True)
+        print(f"{now - start_time:>6.0f} s {images:>9,} images  {grown[-1]} MiB", flush=True)
         mark += max(1.0, 60 * args.minutes / 20)
     row = {
       "images_per_second": median["bucket"],

@@ -42,7 +42,7 @@ def main() -> None:
   parser.add_argument("--workdir", type=cli.parse_workdir, default=pathlib.Path("runs/compare"))
   workdir = parser.parse_args().workdir
   prepare_dataset("digits")
-  began, groups = time.perf_counter(), pool.divide_devices(2)
+  start_time, groups = time.perf_counter(), pool.divide_devices(2)
 
   # The slowest model is first, so that cores are not idle for long at the end.
   changes = config.product({"model.name": list(MODELS)[::-1], "seed": SEEDS})
@@ -61,7 +61,9 @@ def main() -> None:
   record["fewshot"] = [{"model": name, "pixels": size, "figures": some} for (name, size), some in probed.items()]
   files.write_text(workdir / "compare.json", json.dumps(record, indent=2, default=str) + "\n")
   draw_picture(scratch, probed, tuned, best, workdir / "compare.png")
-  print(f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/compare.md, compare.json, compare.png", flush=True)
+  print(
+    f"\n{text}\n\n{time.perf_counter() - start_time:.0f} s; {workdir}/compare.md, compare.json, compare.png", flush=True
+  )
 
 
 def make_table(scratch: Any, probed: Any, tuned: Any, best: Any) -> list[list[str]]:

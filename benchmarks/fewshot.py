@@ -102,9 +102,9 @@ def main() -> None:
   arrays, seconds, predicted = make_problem(), {predict_with_ours: [], predict_with_theirs: []}, {}
   for _ in range(args.rounds):
     for function, taken in seconds.items():
-      began = time.perf_counter()
+      start_time = time.perf_counter()
       predicted[function] = function(*arrays)
-      taken.append(time.perf_counter() - began)
+      taken.append(time.perf_counter() - start_time)
   mine, peer = (statistics.median(taken) for taken in seconds.values())
   row = {
     "seconds": mine,

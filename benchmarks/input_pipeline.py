@@ -67,8 +67,8 @@ def measure_rate(batches: Iterator[Any], seconds: float) -> float:
   time.sleep(1)  # waits until the previous pipeline has filled its buffers
   for _ in range(6):  # skips batches that were made while another pipeline was timed
     next(batches)
-  count, began = 0, time.perf_counter()
-  while (taken := time.perf_counter() - began) < seconds:
+  count, start_time = 0, time.perf_counter()
+  while (taken := time.perf_counter() - start_time) < seconds:
     made = next(batches)
     count += len(made["image"] if isinstance(made, dict) else made[0] if isinstance(made, tuple) else made)
   return count / taken
@@ -117,8 +117,8 @@ def run_alone(folder: str, threads: str, policy: str) -> None:
   batches = open_ours(folder, int(threads), policy=policy == "True")
   next(batches)
   print("begun", flush=True)
-  count, cpu, began = 0, time.process_time(), time.perf_counter()
-  while (taken := time.perf_counter() - began) < 12:
+  count, cpu, start_time = 0, time.process_time(), time.perf_counter()
+  while (taken := time.perf_counter() - start_time) < 12:
     count += len(next(batches)["image"])
   print(count / taken, (time.process_time() - cpu) / count, flush=True)
   batches.close()

@@ -81,12 +81,12 @@ def print_measurement(way: str, source: str) -> None:
 
   os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
   with tempfile.TemporaryDirectory() as target:
-    before, began = measure_peak(), time.process_time()
+    before, start_time = measure_peak(), time.process_time()
     if way == "tfds":
       write_with_tfds(pathlib.Path(source), target)
     else:
       write_with_ours(pathlib.Path(source), target, way)
-    print("measured", time.process_time() - began, measure_peak() - before)
+    print("measured", time.process_time() - start_time, measure_peak() - before)
 
 
 def measure_peak() -> float:

@@ -42,9 +42,9 @@ def measure(model: str, slice_: hardware.Slice, schedules: pathlib.Path, fsdp: b
   """
   images = 32 * len(estimate.make_topology_devices(slice_))
   run = tpu_step.make_run(model, "xla", images, fsdp, **arguments)
-  began = time.process_time()
+  start_time = time.process_time()
   plan = estimate.make_plan(run, slice_, schedules)
-  seconds = time.process_time() - began
+  seconds = time.process_time() - start_time
   jax.clear_caches()
   if plan.problem:
     return {}

@@ -33,7 +33,7 @@ def main() -> None:
   parser.add_argument("--workdir", type=cli.parse_workdir, default=pathlib.Path("runs/self_training"))
   workdir = parser.parse_args().workdir
   prepare_dataset("digits")
-  began, groups = time.perf_counter(), pool.divide_devices(2)
+  start_time, groups = time.perf_counter(), pool.divide_devices(2)
   rounds, right, starts = {}, {}, [{} for _ in SEEDS]
   for stage in STAGES:
     file = f"configs/noisy_student.py:digits,{stage.split()[0]}"
@@ -50,7 +50,9 @@ def main() -> None:
   files.write_text(workdir / "self_training.md", text + "\n")
   record = {"rows": rows, "unlabelled": right, "trials": [t.to_json() for some in rounds.values() for t in some]}
   files.write_text(workdir / "self_training.json", json.dumps(record, indent=2, default=str) + "\n")
-  print(f"\n{text}\n\n{time.perf_counter() - began:.0f} s; {workdir}/self_training.md, self_training.json", flush=True)
+  print(
+    f"\n{text}\n\n{time.perf_counter() - start_time:.0f} s; {workdir}/self_training.md, self_training.json", flush=True
+  )
 
 
 def write_labels(workdir: pathlib.Path, trials: list[Trial], groups: Sequence[pool.DeviceGroup]) -> list[pathlib.Path]:

@@ -57,7 +57,7 @@ def main() -> None:
   workdir = arguments.workdir or pathlib.Path("runs/transfer-quick" if arguments.quick else "runs/transfer")
   for name in sorted({*CORPORA, *CORPORA.values()}):
     prepare_dataset(name)
-  began, groups = time.perf_counter(), [] if arguments.quick else pool.divide_devices(2)
+  start_time, groups = time.perf_counter(), [] if arguments.quick else pool.divide_devices(2)
   trials = {corpus: train_starts(corpus, workdir / corpus, arguments.quick, groups) for corpus in CORPORA}
   records = [summarise(corpus, start, runs) for corpus, starts in trials.items() for start, runs in starts.items()]
   text = results.format_markdown(make_table(records))
@@ -71,7 +71,7 @@ def main() -> None:
   used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
   seconds = sum(each.ru_utime + each.ru_stime for each in used)
   print(
-    f"\n{text}\n\n{time.perf_counter() - began:.0f} s, {seconds:.0f} s of processor time; "
+    f"\n{text}\n\n{time.perf_counter() - start_time:.0f} s, {seconds:.0f} s of processor time; "
     f"{workdir}/transfer.md, transfer.json, transfer.png",
     flush=True,
   )

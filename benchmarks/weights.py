@@ -33,12 +33,12 @@ def measure_peak() -> int:
 def load_and_print(path: pathlib.Path) -> None:
   """Loads one file and prints time and memory."""
   jax.numpy.ones(3).block_until_ready()  # initializes the backend, which is not measured
-  before, began = measure_peak(), time.perf_counter()
+  before, start_time = measure_peak(), time.perf_counter()
   description, arrays = importers.load(path)
-  loaded = time.perf_counter() - began
+  loaded = time.perf_counter() - start_time
   module = models.functional(description).create({name: jax.device_put(array) for name, array in arrays.items()})
   jax.block_until_ready(nnx.state(module))
-  placed = time.perf_counter() - began
+  placed = time.perf_counter() - start_time
   print(
     f"{description.model.name} from {path.name}: {loaded:.2f} s to the host, {placed:.2f} s to the device; "
     f"memory {(measure_peak() - before) / path.stat().st_size:.2f} times the file of "
@@ -59,9 +59,9 @@ def main() -> None:
     description = Description(models.bind(schema.Choice(args.model)), 224, 1000)
   seconds = []
   for _ in range(REPEATS):
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     nnx.eval_shape(lambda: models.create("ViT-L/16"))
-    seconds.append(time.perf_counter() - began)
+    seconds.append(time.perf_counter() - start_time)
   print(f"ViT-L/16 built abstractly: {np.median(seconds):.2f} s, median of {REPEATS}", flush=True)
   rng = np.random.default_rng(0)
   arrays = {path: rng.standard_normal(s, dtype=np.float32) for path, s in layout.compute_shapes(description).items()}

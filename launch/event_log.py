@@ -300,8 +300,8 @@ class EventLog:
     flight = min(IN_FLIGHT, AT_HOME) if run and run.backend == "local" else IN_FLIGHT
     appear = run.limits.appear if run and run.billed else -1e9
     ends = [
-      began + (appear if kind == ACCEPTED else flight)
-      for (number, kind), began in self._requests.items()
+      start_time + (appear if kind == ACCEPTED else flight)
+      for (number, kind), start_time in self._requests.items()
       if attempt in (None, number)
     ]
     return max(0.0, max(ends, default=0.0) - time.monotonic())
@@ -311,7 +311,9 @@ class EventLog:
     unanswered = {attempt for attempt, kind in self._requests if kind != ACCEPTED}
     settled = sorted(attempt for attempt in unanswered if not self.get_settling_seconds(attempt))
     for attempt in settled:
-      self._requests = {key: began for key, began in self._requests.items() if key[0] != attempt or key[1] == ACCEPTED}
+      self._requests = {
+        key: start_time for key, start_time in self._requests.items() if key[0] != attempt or key[1] == ACCEPTED
+      }
       self.append("settled", self.state, attempt=attempt)
     return bool(settled)
 

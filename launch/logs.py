@@ -124,10 +124,10 @@ def compute_goodput(run: Run, events: Sequence[Event]) -> dict[str, Any]:
     seconds = _sum_by_events(events, start, end)
   else:
     ready = next((event["time"] for event in events if event["event"] == "ready"), start)
-    began = programs[0][0] if not older else min(programs[0][0], ready)
-    queued = min(max(ready, start), began)
+    program_start = programs[0][0] if not older else min(programs[0][0], ready)
+    queued = min(max(ready, start), program_start)
     closing = end - programs[-1][1] if ended else 0.0
-    seconds |= {QUEUE: queued - start, TPU_SETUP if run.tpu else SETUP: began - queued, CLOSING: closing}
+    seconds |= {QUEUE: queued - start, TPU_SETUP if run.tpu else SETUP: program_start - queued, CLOSING: closing}
     rest = end - start - sum(seconds.values())
     if rest < 0:  # programs overlap if clocks differ
       seconds = {name: value * (end - start) / (end - start - rest) for name, value in seconds.items()}
@@ -174,7 +174,7 @@ def _read_account(
   """Reads the times of the programs between `start` and `end`, because the workdir may be older than the run.
 
   Returns:
-    ({name: seconds} of old programs, [(began, ended, {name: seconds}) of each program], seconds of lost steps).
+    ({name: seconds} of old programs, [(start, end, {name: seconds}) of each program], seconds of lost steps).
   """
   files = open_storage(run.workdir)
   account, result = files.read("goodput.json"), files.read("result.json")
@@ -185,12 +185,12 @@ def _read_account(
     programs = []
     for each in values["attempts"]:
       seconds = _parse_times(each["seconds"])
-      began, whole = float(each["began"]), sum(seconds.values())
-      inside = min(began + whole, end) - max(began, start)
+      program_start, length = float(each["began"]), sum(seconds.values())
+      inside = min(program_start + length, end) - max(program_start, start)
       if inside > 0:
-        share = inside / whole
+        share = inside / length
         part = {name: value * share for name, value in seconds.items()}
-        programs.append((max(began, start), min(began + whole, end), part))
+        programs.append((max(program_start, start), min(program_start + length, end), part))
     older = _parse_times(values["older"]["seconds"]) if programs and values["older"]["attempts"] else {}
     lost = _parse_time(json.loads(result.content)["goodput"][LOST]) if result else 0.0
   except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:

@@ -293,25 +293,25 @@ class Lease:
 
   def renew(self) -> bool:
     """Renews the lease, and returns whether it is certainly held. Raises Held if another process has taken it."""
-    began = time.monotonic()
+    start_time = time.monotonic()
     try:
       self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), self._generation)
-      self._renewed = began
+      self._renewed = start_time
     except FileExistsError:
-      return self._held(began)
+      return self._held(start_time)
     except (UnknownError, LaunchError):  # may be temporary, such as expired credentials
-      return began - self._renewed < self._duration / 2
+      return start_time - self._renewed < self._duration / 2
     return True
 
-  def _held(self, began: float) -> bool:
+  def _held(self, start_time: float) -> bool:
     """Returns True if this process wrote the file but lost the answer. Raises Held if another process wrote it."""
     try:
       values, generation, _ = self._read()
     except (UnknownError, LaunchError):
-      return began - self._renewed < self._duration / 2
+      return start_time - self._renewed < self._duration / 2
     if values.get("token") != self._token["token"]:
       raise LeaseHeldError(values.get("host", "another"), " now; this one ends")
-    self._generation, self._renewed = generation, began
+    self._generation, self._renewed = generation, start_time
     return True
 
   def give_back(self, tries: int | None = None) -> None:
@@ -353,7 +353,7 @@ def _describe_process(number: int) -> str:
 def _has_holder_ended(values: Mapping[str, object]) -> bool:
   """Returns whether the holder was a process of this machine that has ended."""
   process = str(values.get("process", ""))
-  number, _, began = process.partition(" ")
-  if not values.get("boot") or values["boot"] != _get_boot_id() or not number.isdigit() or not began:
+  number, _, start_time = process.partition(" ")
+  if not values.get("boot") or values["boot"] != _get_boot_id() or not number.isdigit() or not start_time:
     return False
   return _describe_process(int(number)) != process

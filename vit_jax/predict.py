@@ -140,7 +140,7 @@ def _write_rows(
   computed: Iterator[list[FileResult]], count: int, classes: Sequence[str], out: pathlib.Path | None
 ) -> list[str]:
   """Writes or prints all rows and the throughput. Returns descriptions of the bad files."""
-  bad, began = [], time.monotonic()
+  bad, start_time = [], time.monotonic()
   with contextlib.ExitStack() as stack:
     screen = stack.enter_context(ProgressScreen("predict", count))
     rows = _count_rows(computed, screen, bad)
@@ -149,7 +149,7 @@ def _write_rows(
       output.write_rows(out, rows, count, classes)
   for line in lines:
     print_line(line)
-  seconds = time.monotonic() - began
+  seconds = time.monotonic() - start_time
   written = f", written to {out}" if out else ""
   print_line(f"  {format_amount(count, 'file')} in {seconds:,.1f} s, with compilation{written}")
   return bad

@@ -46,12 +46,12 @@ def main(words: Sequence[str] | None = None) -> None:
       [run.workdir for run in report.read_contents(arguments.paths).runs], arguments.export, arguments.project
     )
     return
-  began = time.perf_counter()
+  start_time = time.perf_counter()
   places = [hub_files.resolve_weights(path) for path in arguments.paths]
   out = arguments.out or choose_output_path(places)
   images = inputs.collect_files(map(str, arguments.images), sys.stdin.buffer).files if arguments.images else []
   report.make_report(places, out, images, arguments.limit)
-  print_line(f"  report    {out}   made in {time.perf_counter() - began:.1f} s")
+  print_line(f"  report    {out}   made in {time.perf_counter() - start_time:.1f} s")
 
 
 def export_metrics(workdirs: list[pathlib.Path], to: str, project: str) -> None:

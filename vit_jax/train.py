@@ -119,10 +119,10 @@ def main(words: Sequence[str] | None = None) -> None:
         print_line(cli.format_parameters(experiment.state_shapes.params, experiment.model.statistics))
       draws = run.log.images and not has_state and runtime.process_index() == 0
       pictures = draw_first_batch(run, experiment.images.source) if draws else {}
-      began = goodput.get_program_start()
+      start_time = goodput.get_program_start()
       tracking = live_tracking.LiveTracking(workdir, None if runtime.process_index() else run.log.tracker)
       with tracking:
-        result = loop.train(experiment, workdir, arguments.profile, watch, weights, began, pictures)
+        result = loop.train(experiment, workdir, arguments.profile, watch, weights, start_time, pictures)
   print_result(result)
   print_line(f"\n  figures   {workdir / 'result.json'}")
   print_line(f"  curves    tensorboard {schema.texts.format_flag('logdir', workdir / 'tensorboard')}")

@@ -67,7 +67,7 @@ class Run:
     self.processes = [
       runs.command("train", *words, **places, VITJAX_PROCESS=str(i), **environment) for i in range(count)
     ]
-    self.text, self._lines, self._began = ["" for _ in self.processes], queue.Queue(), time.monotonic()
+    self.text, self._lines, self._start_time = ["" for _ in self.processes], queue.Queue(), time.monotonic()
     for number, process in enumerate(self.processes):
       for stream in (process.stdout, process.stderr):
         threading.Thread(target=self._read, args=(number, stream), daemon=True).start()
@@ -194,10 +194,10 @@ def away_for_a_minute(server: Server, workdir: pathlib.Path, whole: pathlib.Path
     with server.troubled(away=True):
       time.sleep(60)
       expect(all(process.poll() is None for process in run.processes), f"it ended: {run.last()}")
-    began = time.monotonic()
+    start_time = time.monotonic()
     run.ends(0)
   expect(figures(workdir) == figures(whole), "not the undisturbed figures")
-  return f"done {time.monotonic() - began:.0f} s after the bucket came back"
+  return f"done {time.monotonic() - start_time:.0f} s after the bucket came back"
 
 
 def make_permanent_fault(pattern: str, **trouble) -> Callable:
@@ -212,9 +212,9 @@ def make_permanent_fault(pattern: str, **trouble) -> Callable:
       while not list_complete_steps(workdir):
         expect(run.processes[0].poll() is None, f"ended before a save: {run.last()}")
       with server.troubled(**trouble):
-        began = time.monotonic()
+        start_time = time.monotonic()
         line = run.ends(2)
-        took = time.monotonic() - began
+        took = time.monotonic() - start_time
     expect(re.search(pattern, line), f"not {pattern!r}: {line}")
     expect(re.match(r"(process \d: )?error: gs://", line), f"not one line about the bucket: {line}")
     steps = list_complete_steps(workdir)
@@ -245,10 +245,10 @@ def a_second_run(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> 
 def taken_over(server: Server, workdir: pathlib.Path, whole: pathlib.Path) -> str:
   lock = leases.LeaseObject(workdir / "lock")
   lock.write({"holder": "7 on elsewhere", "token": "x", "process": "another boot 7 1"}, "0")
-  began = time.monotonic()
+  start_time = time.monotonic()
   with Run(workdir) as run:
     run.await_step(1)
-    took = time.monotonic() - began
+    took = time.monotonic() - start_time
     expect("held by process 7 on elsewhere" in run.text[0], run.text[0][-500:])
     expect(took > 40, f"the lease of another machine was taken after {took:.0f} s")
     run.ends(0)
@@ -308,7 +308,7 @@ def main() -> int:
       if title not in chosen:
         continue
       before = server.counts
-      began, workdir = time.monotonic(), paths.resolve_path(f"gs://{BUCKET}/run{number}")
+      start_time, workdir = time.monotonic(), paths.resolve_path(f"gs://{BUCKET}/run{number}")
       try:
         with server.troubled(**BAD):
           verdict, output = "passed", situation(server, workdir, whole)
@@ -316,7 +316,7 @@ def main() -> int:
         verdict, output = "failed", f"{type(error).__name__}: {error}"
       counts[verdict] += 1
       asked = ", ".join(f"{count} {what}" for what, count in sorted((server.counts - before).items()))
-      print(f"{verdict:<8}{title:<38}{time.monotonic() - began:>5.0f} s  {output}\n{'':<8}{asked}", flush=True)
+      print(f"{verdict:<8}{title:<38}{time.monotonic() - start_time:>5.0f} s  {output}\n{'':<8}{asked}", flush=True)
   print(f"{counts['passed']} passed, {counts['failed']} failed")
   return counts["failed"] > 0
 

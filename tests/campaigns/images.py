@@ -94,7 +94,7 @@ def attempt(name: str) -> tuple[list[str], str]:
 def run_in_process(limit, check, *arguments) -> tuple[list[str], int, float]:
   """Runs `check` in a child process and returns (problems, peak MiB above the memory at the start, seconds)."""
   read, write = os.pipe()
-  began = time.monotonic()
+  start_time = time.monotonic()
   if not (child := os.fork()):
     signal.alarm(limit)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -109,7 +109,7 @@ def run_in_process(limit, check, *arguments) -> tuple[list[str], int, float]:
   with open(read, "rb") as report:
     text = report.read()
   _, status = os.waitpid(child, 0)
-  seconds = time.monotonic() - began
+  seconds = time.monotonic() - start_time
   if not text:
     return [f"ended with {os.waitstatus_to_exitcode(status)} after {seconds:.1f} s"], 0, seconds
   return *json.loads(text), seconds

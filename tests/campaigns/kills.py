@@ -51,7 +51,7 @@ def main() -> int:
     start_run = functools.partial(start_recipe, args.recipe)
     runs.finish(start_run(whole))
     for number in range(args.runs):
-      workdir, began, moments = pathlib.Path(folder, f"run{number}"), time.time(), []
+      workdir, start_time, moments = pathlib.Path(folder, f"run{number}"), time.time(), []
       for _ in range(draw.randint(1, 3)):
         step = find_last_saved_step(workdir) + draw.randint(1, STEPS // 4)
         moments.append(kinds[0](start_run(workdir), workdir, step))
@@ -59,7 +59,7 @@ def main() -> int:
       runs.finish(start_run(workdir))
       took = (
         workdir / "result.json"
-      ).stat().st_mtime - began  # without the shutdown of Python, which goodput does not record
+      ).stat().st_mtime - start_time  # without the shutdown of Python, which goodput does not record
       wrong = find_differences(whole, workdir, took) + [each for each in moments if "ended" in each]
       failed += bool(wrong)
       print(

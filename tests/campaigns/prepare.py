@@ -54,13 +54,13 @@ def main() -> int:
     count = args.runs
     if args.beam:
       many = write_images(root / "many", args.beam)
-      began = time.monotonic()
+      start_time = time.monotonic()
       runs.finish(start_prepare(many, root / "alone"), 0, 7200)
-      one, began = time.monotonic() - began, time.monotonic()
+      one, start_time = time.monotonic() - start_time, time.monotonic()
       runs.finish(start_prepare(many, root / "beam", "--beam=--runner=DirectRunner"), 0, 7200)
       wrong = compare_files(root / "alone", root / "beam")
       failed, count = failed + bool(wrong), count + 1
-      taken = f"{args.beam:,} images by Beam in {time.monotonic() - began:.0f} s, by two processes in {one:.0f} s"
+      taken = f"{args.beam:,} images by Beam in {time.monotonic() - start_time:.0f} s, by two processes in {one:.0f} s"
       print(f"      {'FAILED' if wrong else 'passed'}  {taken}", *wrong, sep="\n      ", flush=True)
   print(f"{count - failed} passed, {failed} failed")
   return bool(failed)

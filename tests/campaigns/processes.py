@@ -304,7 +304,7 @@ def main() -> int:
     with Group(model, "undisturbed") as group:
       group.all_end(0, 240)
     for name in names:
-      began, folder = time.monotonic(), pathlib.Path(root, name)
+      start_time, folder = time.monotonic(), pathlib.Path(root, name)
       shutil.copytree(model, folder)
       try:
         SCENARIOS[name](folder)
@@ -312,7 +312,7 @@ def main() -> int:
       except AssertionError:
         failed += 1
         outcome = f"FAILED\n{traceback.format_exc(limit=2)}"
-      print(f"{name:32} {time.monotonic() - began:6.1f} s  {outcome}", flush=True)
+      print(f"{name:32} {time.monotonic() - start_time:6.1f} s  {outcome}", flush=True)
   print(f"{len(names) - failed} passed, {failed} failed")
   return bool(failed)
 

@@ -217,9 +217,9 @@ def test_image_being_read_is_reported_and_closing_does_not_wait(monkeypatch):
   (place, seconds), *others = batches.reading()
   assert place == "made, record 5" and 0.2 <= seconds < 20
   assert all(later <= seconds for _, later in others)
-  began = time.monotonic()
+  start_time = time.monotonic()
   batches.close()
-  assert time.monotonic() - began < 2
+  assert time.monotonic() - start_time < 2
   go_on.set()
 
 

@@ -68,9 +68,9 @@ def test_closing_does_not_wait_for_a_blocked_thread(monkeypatch):
   never = threading.Event()
   results = prefetch.Prefetch(lambda i, ended: i if i < 1 else never.wait(), range(9), 2, 4)
   next(results)
-  began = time.monotonic()
+  start_time = time.monotonic()
   results.close()
-  assert time.monotonic() - began < 1
+  assert time.monotonic() - start_time < 1
   never.set()
 
 

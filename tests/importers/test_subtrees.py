@@ -268,10 +268,10 @@ def test_file_with_10000_names_is_searched_within_10_seconds():
   tensors = dict(RAW)
   for i in range(9_900):
     tensors[f"other.{i // 100}.layer.{i}.weight"] = np.zeros((1, 1), np.float32)
-  began = time.process_time()
+  start_time = time.process_time()
   with pytest.raises(ConfigError, match="left over"):
     importers.recognise(tensors, HINTS).read()
-  assert time.process_time() - began < 10
+  assert time.process_time() - start_time < 10
 
 
 def test_name_of_very_many_levels_is_refused():

@@ -119,12 +119,12 @@ def test_too_large_bundle_names_the_largest_files(tmp_path, monkeypatch):
   with open(root / "weights.npz", "wb") as file:
     file.truncate(2 * 10**9)  # uses no disk space, and is not read
   repositories.write(root, {"small.npz": b"x" * 10**6})
-  began = time.monotonic()
+  start_time = time.monotonic()
   with pytest.raises(
     LaunchError, match=r"2,001\.0 MB, and a bundle at most 50; the largest: weights\.npz \(2,000\.0 MB\)"
   ):
     bundle.make_bundle(root)
-  assert time.monotonic() - began < 2
+  assert time.monotonic() - start_time < 2
 
 
 def test_missing_repository_git_or_worker_is_reported_with_a_fix(tmp_path, monkeypatch):

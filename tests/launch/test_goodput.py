@@ -38,8 +38,8 @@ def workdir(folder, attempts, older=None, lost=None):
   return launches.run(workdir=str(folder))
 
 
-def attempt(began, **seconds):
-  return {"began": T + began, "waited": 0.0, "seconds": phases(**seconds)}
+def attempt(start_time, **seconds):
+  return {"began": T + start_time, "waited": 0.0, "seconds": phases(**seconds)}
 
 
 def test_names_match_the_goodput_record_of_the_program():
@@ -112,7 +112,7 @@ SECONDS = strategies.floats(0, 1000)
 def test_times_add_up_with_any_clocks(tmp_path_factory, times, kinds, programs, lost):
   folder = tmp_path_factory.getbasetemp() / "workdir"
   folder.mkdir(exist_ok=True)
-  run = workdir(folder, [attempt(began, step=step, save=save) for began, step, save in programs], lost=lost)
+  run = workdir(folder, [attempt(start_time, step=step, save=save) for start_time, step, save in programs], lost=lost)
   journal = events((0, "run", 0), *((at, kind, 1) for at, kind in zip(times, kinds, strict=False)), (2000, "end", 1))
   table = logs.compute_goodput(run, journal)
   assert sum(table["seconds"].values()) == pytest.approx(table["total"], abs=1e-3)

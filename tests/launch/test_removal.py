@@ -45,15 +45,15 @@ def test_all_attempts_are_deleted_and_the_state_is_kept(run, book):
 def test_late_resource_is_waited_for_and_deleted(run, book, monkeypatch):
   monkeypatch.setattr(event_log, "IN_FLIGHT", 0.4)
   book.append("intent", dataclasses.replace(STATE, attempt=3))
-  cloud, began, came = make_cloud(), time.monotonic(), []
+  cloud, start_time, came = make_cloud(), time.monotonic(), []
 
   def wait(seconds):
     time.sleep(seconds)
-    if time.monotonic() - began > 0.33 and not came:  # limits.delete is 0.3
+    if time.monotonic() - start_time > 0.33 and not came:  # limits.delete is 0.3
       came.append(cloud.states.setdefault(3, (states.READY, 0.0)))
 
   assert removal.delete(Engine(run, cloud), run, [1, 2, 3], book, wait) == [] and not cloud.states
-  assert "delete" in cloud.calls and book.list_remaining() == [] and time.monotonic() - began > 0.4
+  assert "delete" in cloud.calls and book.list_remaining() == [] and time.monotonic() - start_time > 0.4
 
 
 def test_other_runs_and_spared_attempts_are_kept(run, book):
@@ -69,9 +69,9 @@ def test_other_runs_and_spared_attempts_are_kept(run, book):
 
 
 def test_run_without_pending_requests_is_not_waited_for(run, book, capsys):
-  began = time.monotonic()
+  start_time = time.monotonic()
   assert removal.delete_strays(Engine(run, make_cloud()), run, book, [], lambda _: pytest.fail("waits"))
-  assert time.monotonic() - began < 0.2 and capsys.readouterr().out == ""
+  assert time.monotonic() - start_time < 0.2 and capsys.readouterr().out == ""
 
 
 def test_request_of_an_earlier_watcher_is_waited_for(run, book, capsys, monkeypatch):

@@ -155,10 +155,10 @@ def test_invalid_field_is_reported_in_one_line_with_allowed_values(backend, chan
 
 
 def test_long_path_is_checked_quickly():
-  began = time.monotonic()
+  start_time = time.monotonic()
   with pytest.raises(LaunchError):
     launches.run("qr", workdir=f"gs://bkt{'/a' * 200}#")
-  assert time.monotonic() - began < 1
+  assert time.monotonic() - start_time < 1
 
 
 def test_zone_and_runtime_follow_from_the_slice():

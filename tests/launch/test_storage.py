@@ -162,13 +162,13 @@ def test_unreachable_bucket_is_never_empty(bucket_server, in_bucket, request, tr
 
 @pytest.mark.heavy
 def test_refusal_of_a_bucket_is_reported_at_once(bucket_server, in_bucket):
-  began = time.monotonic()
+  start_time = time.monotonic()
   with bucket_server.troubled(refused=True):
     for ask in (lambda: in_bucket.read("a"), in_bucket.names, lambda: in_bucket.write("a", b"")):
       with pytest.raises(LaunchError, match="this account may not") as error:
         ask()
       assert error.value.code == DENIED
-  assert time.monotonic() - began < 5
+  assert time.monotonic() - start_time < 5
 
 
 @pytest.mark.heavy

@@ -24,14 +24,14 @@ def main() -> int:
   if not files:
     print(f"no fixtures in {folder}: it holds none of {', '.join(KINDS)}", file=sys.stderr)
     return 2
-  began, passed, failed = time.perf_counter(), 0, 0
+  start_time, passed, failed = time.perf_counter(), 0, 0
   print(f"{'fixture':<72} largest relative error")
   for kind, file in files:
     for result in check(kind, file):
       passed, failed = passed + (not result.wrong), failed + bool(result.wrong)
       verdict = "pass" if not result.wrong else f"FAIL  {result.wrong}"
       print(f"{kind + '/' + result.name:<72} {result.error:9.2e}  {verdict}", flush=True)
-  print(f"took {time.perf_counter() - began:.0f} s")
+  print(f"took {time.perf_counter() - start_time:.0f} s")
   print(f"{passed} passed, {failed} failed")
   return 1 if failed else 0
 

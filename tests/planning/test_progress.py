@@ -37,10 +37,10 @@ def test_lines_are_printed_to_stderr_until_the_work_ends(capsys):
 
 
 def test_short_work_prints_no_line_and_is_not_delayed(capsys):
-  began = time.monotonic()
+  start_time = time.monotonic()
   with progress.Progress().print_regularly(15.0) as lines:
     lines.start("compiling")
-  assert time.monotonic() - began < 5
+  assert time.monotonic() - start_time < 5
   assert capsys.readouterr().err == ""
 
 

@@ -118,9 +118,9 @@ def test_failures_are_reported_once_and_at_the_end_with_a_command(started, caplo
 def test_a_stopped_run_ends_its_export_at_once(started):
   with pytest.raises(InterruptedError), make_tracking(started, "exec sleep 100"):
     wait_for_exports(started)
-    began = time.monotonic()
+    start_time = time.monotonic()
     raise InterruptedError
-  assert time.monotonic() - began < 2
+  assert time.monotonic() - start_time < 2
   wait_for_end(*list_started(started))
 
 
@@ -130,9 +130,9 @@ def test_the_end_of_a_run_waits_for_all_exports_only_until_the_limit(started, ca
   with tracking:
     wait_for_exports(started)
     monkeypatch.setattr(live_tracking, "LIMIT", 1.0)
-  began = time.monotonic()
+  start_time = time.monotonic()
   tracking.finish()
-  assert time.monotonic() - began < 10
+  assert time.monotonic() - start_time < 10
   assert "mlflow did not answer for 1 s. The run is complete. To send the metrics, run: " in caplog.text
   wait_for_end(*list_started(started))
 

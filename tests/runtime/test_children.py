@@ -22,9 +22,9 @@ sys.stdin.read()
 
 @pytest.mark.heavy
 def test_command_ends_after_its_limit():
-  began = time.monotonic()
+  start_time = time.monotonic()
   assert subprocess.run(children.tie_to_parent(["sleep", "100"], limit=1), check=False).returncode == -signal.SIGALRM
-  assert time.monotonic() - began < 30
+  assert time.monotonic() - start_time < 30
 
 
 @pytest.mark.heavy

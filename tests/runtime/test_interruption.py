@@ -36,12 +36,12 @@ def test_signal_ends_c_code_with_one_line_and_its_exit_code(tmp_path, number, co
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.2)
     process.send_signal(number)
-    began = time.monotonic()
+    start_time = time.monotonic()
     _, errors = process.communicate(timeout=30)
   finally:
     process.kill()
   assert (process.returncode, errors, file.exists()) == (code, message, False)
-  assert time.monotonic() - began < 10
+  assert time.monotonic() - start_time < 10
 
 
 def test_handlers_are_restored_after_the_context():

@@ -47,9 +47,9 @@ def test_second_run_is_refused_while_the_first_run_is_alive(bucket, short, ends,
 def test_lease_without_renewal_is_free_after_its_duration(bucket, short, ends):
   leases.LeaseObject(bucket / "lock").write(ELSEWHERE, "0")
   assert leases.describe_holder(bucket / "lock") == "7 on elsewhere"
-  began = time.monotonic()
+  start_time = time.monotonic()
   with hold_lease(bucket, ends):
-    assert 1.5 < time.monotonic() - began < 10
+    assert 1.5 < time.monotonic() - start_time < 10
     assert leases.describe_holder(bucket / "lock") != "7 on elsewhere"
 
 
@@ -62,9 +62,9 @@ def test_lease_of_an_ended_local_process_is_free_at_once(bucket, monkeypatch, en
   while leases.identify_process(process.pid):
     time.sleep(0.01)  # no call of wait(): a zombie has ended too
   assert leases.describe_holder(bucket / "lock") is None
-  began = time.monotonic()
+  start_time = time.monotonic()
   with hold_lease(bucket, ends):
-    assert time.monotonic() - began < 5  # instead of 60 s
+    assert time.monotonic() - start_time < 5  # instead of 60 s
   process.wait()
 
 

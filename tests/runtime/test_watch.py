@@ -42,9 +42,9 @@ def start_program(phase, code="pass", program=PROGRAM):
 
 def wait_for_end(process):
   """Returns the exit code, the standard error, and the seconds until the process ended."""
-  began = time.monotonic()
+  start_time = time.monotonic()
   text = process.communicate(timeout=240)[1]
-  return process.returncode, text, time.monotonic() - began
+  return process.returncode, text, time.monotonic() - start_time
 
 
 def test_sigterm_raises_at_the_next_poll():
@@ -96,11 +96,11 @@ def test_program_without_steps_stops_at_once_and_closes_resources(number):
 @pytest.mark.parametrize("phase", ["data", "evaluation"])
 def test_sigterm_interrupts_data_and_evaluation_phases(phase):
   with runtime.Watch() as watch:
-    began = time.monotonic()
+    start_time = time.monotonic()
     with pytest.raises(runtime.Preempted), watch.phase(phase):
       os.kill(os.getpid(), signal.SIGTERM)
       time.sleep(30)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - start_time < 10
 
 
 def test_ctrl_c_stops_at_a_poll_with_exit_code_130():

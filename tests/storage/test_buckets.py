@@ -60,7 +60,7 @@ def test_stalled_request_is_repeated(bucket_server, bucket):
 
 def test_denied_access_is_an_immediate_error_and_not_an_empty_bucket(bucket_server, bucket):
   (bucket / "a").write_bytes(b"1")
-  began = time.monotonic()
+  start_time = time.monotonic()
   with bucket_server.troubled(refused=True):
     for ask in (bucket.exists, bucket.is_dir, (bucket / "a").read_bytes, lambda: files.write_text(bucket / "b", "")):
       with pytest.raises(PermissionError) as error:
@@ -69,7 +69,7 @@ def test_denied_access_is_an_immediate_error_and_not_an_empty_bucket(bucket_serv
     f"{bucket / 'b'}: the bucket denied access (this account may not). Give this account the roles Storage Object "
     "User and Storage Legacy Bucket Reader for the bucket, and run the same command again"
   )
-  assert time.monotonic() - began < 5
+  assert time.monotonic() - start_time < 5
 
 
 def test_request_waits_for_a_bucket_that_is_temporarily_unreachable(bucket_server, bucket, monkeypatch, caplog):
@@ -77,9 +77,9 @@ def test_request_waits_for_a_bucket_that_is_temporarily_unreachable(bucket_serve
   files.write_text(bucket / "a", "1")
   with bucket_server.troubled(away=True):
     threading.Timer(2.0, bucket_server.make, kwargs={"away": False}).start()
-    began = time.monotonic()
+    start_time = time.monotonic()
     assert files.read_if_exists(bucket / "a") == b"1"
-    assert time.monotonic() - began > 1.5
+    assert time.monotonic() - start_time > 1.5
   assert caplog.text.count("does not respond (ServerDisconnectedError") == 1
 
 
@@ -87,10 +87,10 @@ def test_unreachable_bucket_is_an_error_after_the_timeout_then_at_once(bucket_se
   monkeypatch.setenv("VITJAX_PATIENCE", "1")
   with bucket_server.troubled(away=True):
     for least, most in ((0.2, 4), (0, 1)):
-      began = time.monotonic()
+      start_time = time.monotonic()
       with pytest.raises(OSError, match=r"has not responded for \d s \(ServerDisconnected") as error:
         files.write_text(bucket / "a", "1")
-      assert least < time.monotonic() - began < most
+      assert least < time.monotonic() - start_time < most
   assert (error.value.errno, error.value.filename) == (errno.EHOSTDOWN, str(bucket / "a"))
   files.write_text(bucket / "a", "2")
   assert files.read_if_exists(bucket / "a") == b"2"

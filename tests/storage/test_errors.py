@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from tests.checkpoints.test_store import grid, same, shapes_of
+from tests.checkpoints.test_store import make_mesh, same, shapes_of
 from vit_jax import checkpoints, cli
 from vit_jax.parallel import sharding
 from vit_jax.storage import errors, files
@@ -61,7 +61,7 @@ def settled(store):
 
 @pytest.mark.parametrize("size", [0, 1_000, 30_000])
 def test_failed_save_names_the_last_complete_checkpoint(tmp_path, size):
-  g = grid(1)
+  g = make_mesh(1)
   store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
   store.save(1, large(1, g), {})
   store.wait()
@@ -82,7 +82,7 @@ def test_failed_save_names_the_last_complete_checkpoint(tmp_path, size):
 
 
 def test_failed_background_save_is_an_error_at_the_next_save(tmp_path):
-  g = grid(1)
+  g = make_mesh(1)
   store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
   store.save(1, large(1, g), {})  # returns when the save is complete
   with limited(30_000):
@@ -95,7 +95,7 @@ def test_failed_background_save_is_an_error_at_the_next_save(tmp_path):
 
 
 def test_other_errors_than_those_of_the_disk_are_not_changed(tmp_path):
-  g = grid(1)
+  g = make_mesh(1)
   store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(g))
   with pytest.raises(TypeError, match="not JSON serializable"):
     store.save(1, large(1, g), {"bug": object()})
@@ -104,11 +104,11 @@ def test_other_errors_than_those_of_the_disk_are_not_changed(tmp_path):
 
 
 def test_other_folders_are_not_taken_for_the_last_checkpoint(tmp_path):
-  store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(grid(1)))
+  store = checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(make_mesh(1)))
   for name in ("3", "12.unreadable", "1²"):
     (tmp_path / "checkpoints" / name).mkdir()
   with pytest.raises(OSError, match=r"File too large. The last complete checkpoint is step 3"), limited(0):
-    store.save(5, large(5, grid(1)), {})
+    store.save(5, large(5, make_mesh(1)), {})
     store.wait()
   settled(store)
 
@@ -133,7 +133,7 @@ def test_reads_that_end_after_a_failure_are_not_reported(monkeypatch, capsys):
 
 @pytest.mark.parametrize("what", ["removed", "moved", "replaced"])
 def test_missing_workdir_is_detected_at_the_next_save(tmp_path, what):
-  g = grid(1)
+  g = make_mesh(1)
   workdir = tmp_path / "run"
   store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(g))
   store.save(1, large(1, g), {})
@@ -150,7 +150,7 @@ def test_missing_workdir_is_detected_at_the_next_save(tmp_path, what):
 
 def test_unwritable_disk_ends_a_save_immediately(tmp_path):
   """Checks that the threads of Orbax do not wait five minutes for a folder that is never created."""
-  g = grid(1)
+  g = make_mesh(1)
   mount = tmp_path / "disk"
   mount.mkdir()
   if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(mount)], capture_output=True).returncode:
@@ -235,7 +235,7 @@ def parts():
 
 
 @pytest.fixture(scope="module")
-def whole(parts, tmp_path_factory):
+def complete_run(parts, tmp_path_factory):
   """Returns the result of the undisturbed run."""
   return loop.train(parts, tmp_path_factory.mktemp("whole"))
 
@@ -264,7 +264,7 @@ def happening(parts, step, what):
 
 
 @pytest.mark.long
-def test_run_with_failed_saves_resumes_to_the_same_bits(parts, whole, tmp_path):
+def test_run_with_failed_saves_resumes_to_the_same_bits(parts, complete_run, tmp_path):
   with contextlib.ExitStack() as limit:
     # Large enough for every file except a checkpoint.
     smaller = happening(parts, 5, lambda: saved(tmp_path) and limit.enter_context(limited(8_000)))
@@ -273,7 +273,7 @@ def test_run_with_failed_saves_resumes_to_the_same_bits(parts, whole, tmp_path):
   time.sleep(0.5)  # ends the pending writes, as the end of the process would
   assert not (tmp_path / "result.json").exists()
   result = loop.train(parts, tmp_path)
-  assert {key: result[key] for key in SAME} == {key: whole[key] for key in SAME}
+  assert {key: result[key] for key in SAME} == {key: complete_run[key] for key in SAME}
 
 
 @pytest.mark.long
@@ -287,21 +287,21 @@ def test_run_without_its_workdir_ends_without_writing_elsewhere(parts, tmp_path,
 
 
 @pytest.mark.long
-def test_unwritable_tensorboard_folder_does_not_change_the_result(parts, whole, tmp_path, caplog):
+def test_unwritable_tensorboard_folder_does_not_change_the_result(parts, complete_run, tmp_path, caplog):
   (tmp_path / "tensorboard").write_text("mine")
   result = loop.train(parts, tmp_path)
-  assert {key: result[key] for key in SAME} == {key: whole[key] for key in SAME}
+  assert {key: result[key] for key in SAME} == {key: complete_run[key] for key in SAME}
   assert json.loads((tmp_path / "result.json").read_text()) == result
   assert caplog.text.count("The run continues without further TensorBoard output") == 1
 
 
 @pytest.mark.long
 def test_result_accounts_for_the_whole_time(parts, tmp_path):
-  began = time.time()
+  start_time = time.time()
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts, 5), tmp_path)
   result = loop.train(parts, tmp_path)
-  took, account = (tmp_path / "result.json").stat().st_mtime - began, result["goodput"]
+  took, account = (tmp_path / "result.json").stat().st_mtime - start_time, result["goodput"]
   assert account["attempts"] == 2
   assert sum(value for name, value in account.items() if name not in ("goodput", "attempts")) == pytest.approx(
     took, abs=0.5

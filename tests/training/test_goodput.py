@@ -84,7 +84,7 @@ def test_a_resumed_run_adds_the_seconds_of_both_parts(timed):
 
 
 def test_every_second_is_of_one_phase_also_where_an_error_ends_it(timed):
-  timer = GoodputTracker(began=timed.time() - 1)
+  timer = GoodputTracker(start_time=timed.time() - 1)
   with pytest.raises(KeyError), timer.phase("step"):
     timed.sleep(8)
     work(timer, "data", 3)
@@ -131,7 +131,7 @@ def test_an_account_of_thousands_of_attempts_is_small_and_forgets_no_second(time
   file = tmp_path / "goodput.json"
   now = timed.time()
   for number in range(3 * goodput.KEPT):
-    timer = GoodputTracker(file, began=now - 10 * (3 * goodput.KEPT - number))  # each 10 s after the one before
+    timer = GoodputTracker(file, start_time=now - 10 * (3 * goodput.KEPT - number))  # each 10 s after the one before
     timer._seconds["start"] = 4.0
     timer.write()
     size = file.stat().st_size
@@ -216,10 +216,10 @@ def test_a_process_knows_when_it_began():
 
 def test_f3_an_account_knows_when_its_first_attempt_began(tmp_path):
   file = tmp_path / "goodput.json"
-  assert goodput.read_account(file).began is None
-  for began in (1000.0, 2000.0):
-    goodput.GoodputTracker(file, began).close()
-  assert goodput.read_account(file).began == 1000.0
+  assert goodput.read_account(file).start_time is None
+  for start_time in (1000.0, 2000.0):
+    goodput.GoodputTracker(file, start_time).close()
+  assert goodput.read_account(file).start_time == 1000.0
 
 
 DAMAGE = {
@@ -230,18 +230,18 @@ DAMAGE = {
 }
 
 
-def make_account(began):
+def make_account(start_time):
   """Returns the text of an account with an attempt that started at a time."""
   times = {"waited": 0.0, "seconds": dict.fromkeys(goodput.PHASES, 1.0)}
-  return json.dumps({"older": {"attempts": 0, **times}, "attempts": [{"began": began, **times}]})
+  return json.dumps({"older": {"attempts": 0, **times}, "attempts": [{"began": start_time, **times}]})
 
 
-@pytest.mark.parametrize("began", [1.79e12, 1e30, -1.0, float("nan"), "1000", True])
-def test_attempt_with_an_implausible_start_is_damage(tmp_path, caplog, began):
+@pytest.mark.parametrize("start_time", [1.79e12, 1e30, -1.0, float("nan"), "1000", True])
+def test_attempt_with_an_implausible_start_is_damage(tmp_path, caplog, start_time):
   file = tmp_path / "goodput.json"
   file.write_text(make_account(1.79e9))
-  assert goodput.read_account(file).began == 1.79e9 and not caplog.text
-  file.write_text(make_account(began))
+  assert goodput.read_account(file).start_time == 1.79e9 and not caplog.text
+  file.write_text(make_account(start_time))
   assert goodput.read_account(file)[::3] == (0, None)
   assert "a time is not a number of seconds before the year 2100. The report lacks the times" in caplog.text
 

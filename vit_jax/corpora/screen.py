@@ -27,7 +27,7 @@ class ProgressScreen:
   def __init__(self, what: str, total: int, done: int = 0, rejected: int = 0, duplicates: int = 0) -> None:
     self._what, self._total, self._start, self._done = what, total, done, done
     self._left_out = [rejected, duplicates]
-    self._began = self._said = time.monotonic()
+    self._start_time = self._said = time.monotonic()
     self._bar: progress.Progress | None = None
 
   def __enter__(self) -> Self:
@@ -74,7 +74,7 @@ class ProgressScreen:
     return self._left_out[0]
 
   def _rate(self, now: float) -> float:
-    return (self._done - self._start) / max(1e-3, now - self._began)
+    return (self._done - self._start) / max(1e-3, now - self._start_time)
 
   def _words(self, now: float) -> str:
     rate = self._rate(now)

@@ -144,7 +144,7 @@ class ReadAhead:
 
     The record is released after its last copy is delivered. The last request is not always the last delivery.
     """
-    began = time.monotonic()
+    start_time = time.monotonic()
     try:
       assert reading.done is not None
       reading.done.result()
@@ -153,7 +153,7 @@ class ReadAhead:
         return None
       raise
     with self._lock:
-      self.waited += time.monotonic() - began
+      self.waited += time.monotonic() - start_time
       stored = reading.values.get(record)
       reading.untaken[record] = reading.untaken.get(record, 1) - 1
       if not reading.untaken[record]:

@@ -249,15 +249,15 @@ def make_plan(
   sizes = ", ".join(f"{axis}={size}" for axis, size in experiment.mesh.shape.items() if size > 1)
   plan = dataclasses.replace(plan, mesh=sizes or "data=1", steps=experiment.total)
   start(f"{label}: compiling the train step")
-  began = time.perf_counter()
+  start_time = time.perf_counter()
   try:
     compiled = experiment.compile()
-    plan = dataclasses.replace(plan, compile_seconds=time.perf_counter() - began)
+    plan = dataclasses.replace(plan, compile_seconds=time.perf_counter() - start_time)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     needed = parse_needed_bytes(str(error))
-    plan = dataclasses.replace(plan, hbm_bytes=needed, compile_seconds=time.perf_counter() - began)
+    plan = dataclasses.replace(plan, hbm_bytes=needed, compile_seconds=time.perf_counter() - start_time)
     return _mark_too_large(plan) if needed else dataclasses.replace(plan, problem=str(error))
   finally:
     start(f"{label}: reading the compiled program")

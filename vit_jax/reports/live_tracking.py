@@ -100,8 +100,8 @@ class LiveTracking:
 
   def _repeat(self) -> None:
     """Exports again and again until the context ends."""
-    began = time.monotonic()
-    while not self._stopped.wait(max(PAUSE, SHARE * (time.monotonic() - began))):
+    start_time = time.monotonic()
+    while not self._stopped.wait(max(PAUSE, SHARE * (time.monotonic() - start_time))):
       _, problem = self._export(LIMIT)
       if problem and not self._warned and not self._stopped.is_set():
         self._warned = True

@@ -35,7 +35,7 @@ class RecordedRun:
     attempts: number of attempts.
     seconds: seconds of each phase of `goodput.PHASES`, over all attempts.
     waited: seconds between attempts.
-    began: start of the first attempt in seconds since the epoch.
+    start_time: start of the first attempt in seconds since the epoch.
     recipe: content of recipe.json: "config", "about" and "changes". It is empty in older workdirs.
     plans: content of plan.json, which the user may write by `vit_jax.plan --json`.
     records: number of training images, if known.
@@ -53,7 +53,7 @@ class RecordedRun:
   attempts: int
   seconds: Mapping[str, float]
   waited: float
-  began: float | None
+  start_time: float | None
   recipe: Mapping[str, Any]
   plans: Sequence[Mapping[str, Any]]
   records: int | None
@@ -184,7 +184,7 @@ def read_run(workdir: pathlib.Path, name: str) -> RecordedRun:
     attempts=account.attempts,
     seconds=account.seconds,
     waited=account.waited,
-    began=account.began,
+    start_time=account.start_time,
     recipe=files.read_json(workdir / provenance.RECIPE) or {},
     plans=_read_plans(workdir / PLAN),
     records=of_state.get("data", {}).get("records"),

@@ -130,8 +130,8 @@ def _make_origin_table(run: RecordedRun) -> Table:
   rows = [["command", command]] if isinstance(command, str) else []
   rows.append(["workdir", str(run.workdir)])
   rows += [["devices", f"{count} x {kind}" + (f", {processor}" if processor else "")]] if kind else []
-  if run.began is not None:
-    rows.append(["started", f"{datetime.datetime.fromtimestamp(run.began, datetime.UTC):%d %B %Y, %H:%M} UTC"])
+  if run.start_time is not None:
+    rows.append(["started", f"{datetime.datetime.fromtimestamp(run.start_time, datetime.UTC):%d %B %Y, %H:%M} UTC"])
   rows += [
     ["duration", format_duration(seconds) + (" in " + format_amount(run.attempts, "attempt")) * (run.attempts > 1)]
   ] * bool(seconds)

@@ -96,7 +96,7 @@ class Lease:
   def _run(self) -> None:
     """Renews the lease periodically, on the thread."""
     while not self._closed.wait(self._duration / BEATS if self._is_held() else 0.1):
-      began = _read_clock()
+      start_time = _read_clock()
       try:
         generation = self.renew()
       except (OSError, ValueError, LookupError, TypeError) as error:  # or the answer cannot be parsed
@@ -111,7 +111,7 @@ class Lease:
         return
       if generation is None:
         return
-      self._generation, self._renewal = generation, began
+      self._generation, self._renewal = generation, start_time
 
   def _is_held(self) -> bool:
     """Returns true if no other process can have taken the lease yet. Otherwise writes wait for the next renewal.

@@ -19,7 +19,7 @@ class ProgressFile:
     name = os.environ.get("VITJAX_STATUS")
     self._path = pathlib.Path(name) if name else None
     self._written: dict[str, object] | None = None
-    self._next, self._began = 0.0, -1
+    self._next, self._first_step = 0.0, -1
 
   def say(self, step: int, doing: str, polls: int) -> None:
     """Writes the progress if it has changed.
@@ -31,8 +31,8 @@ class ProgressFile:
       doing: the current phase.
       polls: a number that grows with progress within a step.
     """
-    self._began = step if self._began < 0 else self._began
-    now, text = time.monotonic(), {"step": step, "began": self._began, "doing": doing, "polls": polls}
+    self._first_step = step if self._first_step < 0 else self._first_step
+    now, text = time.monotonic(), {"step": step, "began": self._first_step, "doing": doing, "polls": polls}
     if self._path is None or now < self._next or text == self._written:
       return
     self._next = now + EVERY

@@ -102,7 +102,7 @@ class FileSystem(core.GCSFileSystem):
       FileNotFoundError: the object or the bucket does not exist.
       OSError: the bucket answers with a permanent error, or does not respond for longer than `get_patience`.
     """
-    began, pause = time.monotonic(), 0.25
+    start_time, pause = time.monotonic(), 0.25
     while True:
       while self.fenced and method != "GET" and not all(fence() for fence in FENCES):
         await asyncio.sleep(0.1)
@@ -127,7 +127,7 @@ class FileSystem(core.GCSFileSystem):
         if str(error).startswith("Forbidden"):
           raise _make_permission_error(path, arguments, str(error).partition("\n")[2] or "forbidden") from error
         raise
-      waited = time.monotonic() - began
+      waited = time.monotonic() - start_time
       remaining = get_patience() - waited
       if self.away or remaining <= 0:
         self.away = True

@@ -46,8 +46,8 @@ def write_board(
   _write_summaries(workdir / "tensorboard", [summary_v2.hparams_config_pb(changed, tags)])
   for trial in trials:
     if trial.status == "done" and (trial.workdir / "tensorboard").is_dir():
-      began = summary_v2.hparams_pb(format_hparams(trial.changes, keys), trial_id=trial.name)
-      _write_summaries(trial.workdir / "tensorboard", [began, _make_end_summary()])
+      start_summary = summary_v2.hparams_pb(format_hparams(trial.changes, keys), trial_id=trial.name)
+      _write_summaries(trial.workdir / "tensorboard", [start_summary, _make_end_summary()])
 
 
 def format_hparams(changes: Mapping[str, object], keys: Sequence[str]) -> dict[str, bool | int | float | str]:

@@ -32,7 +32,7 @@ class TrialScreen:
 
   def __init__(self, trials: Sequence[Trial], metric: str | None, log_of: Callable[[Trial], pathlib.Path]) -> None:
     self._trials, self._metric, self._log_of = trials, metric, log_of
-    self._began = time.monotonic()
+    self._start_time = time.monotonic()
     self._live: rich.live.Live | None = None
 
   def __enter__(self) -> Self:
@@ -67,7 +67,7 @@ class TrialScreen:
 
   def table(self) -> rich.table.Table:
     """Returns a table with a row for each trial, running trials first. The title contains the counts."""
-    minutes = (time.monotonic() - self._began) / 60
+    minutes = (time.monotonic() - self._start_time) / 60
     order = ("done", "running", "waiting", "failed", "diverged", "absent")
     table = rich.table.Table(title=f"{count_statuses(self._trials, order)}, {minutes:.0f} min", expand=True)
     table.add_column("trial", ratio=2, overflow="fold")

@@ -41,7 +41,7 @@ class GoodputTracker:
 
   Args:
     file: file that stores the account. If None, the account is not stored.
-    began: start of the process in seconds since the epoch. The default is the current time.
+    start_time: start of the process in seconds since the epoch. The default is the current time.
 
   Attributes:
     images: images of the steady steps.
@@ -54,19 +54,21 @@ class GoodputTracker:
     print(clock.goodput()["steps"])  # 1.0
   """
 
-  def __init__(self, file: pathlib.Path | None = None, began: float | None = None) -> None:
+  def __init__(self, file: pathlib.Path | None = None, start_time: float | None = None) -> None:
     now = time.time()
-    self._file, self._began = file, now if began is None else min(began, now)
+    self._file, self._start_time = file, now if start_time is None else min(start_time, now)
     self._older, self._attempts = (
       _read_account(file, "The time accounting of the run restarts") if file else _make_empty_account()
     )
     if file:
       file.parent.mkdir(parents=True, exist_ok=True)
       self._folder = errors.open_directory(file.parent)
-    ended = max((each["began"] + sum(each["seconds"].values()) for each in self._attempts[-1:]), default=self._began)
-    self._waited = max(0.0, self._began - ended)
+    ended = max(
+      (each["began"] + sum(each["seconds"].values()) for each in self._attempts[-1:]), default=self._start_time
+    )
+    self._waited = max(0.0, self._start_time - ended)
     self._seconds = dict.fromkeys(PHASES, 0.0)
-    self._seconds["start"] = now - self._began
+    self._seconds["start"] = now - self._start_time
     self._phase, self._since = "start", time.perf_counter()
     self._written = -math.inf
     self.images: float = 0  # of steady steps
@@ -74,7 +76,7 @@ class GoodputTracker:
     self._carried = self._lost = 0.0  # seconds of steps that the restored state contains, and of steps that are lost
     self._train_seconds = 0.0
     self._stopped: float | None = None
-    self._lap_began: dict[str, float] | None = None
+    self._lap_start: dict[str, float] | None = None
     self.resume({})
 
   def resume(self, counts: dict[str, float], running: bool = True) -> None:
@@ -147,12 +149,12 @@ class GoodputTracker:
       A dict with `images_per_second`, and `data_wait` between 0 and 1. The first lap only starts the clock and returns
       an empty dict.
     """
-    now, began = self._now(), self._lap_began
-    self._lap_began = now
-    if began is None:
+    now, start = self._now(), self._lap_start
+    self._lap_start = now
+    if start is None:
       return {}
-    waited = now["data"] - began["data"]
-    seconds = max(now["step"] - began["step"] + waited, 1e-9)
+    waited = now["data"] - start["data"]
+    seconds = max(now["step"] - start["step"] + waited, 1e-9)
     self.images += images
     self.seconds += seconds
     return {"images_per_second": images / seconds, "data_wait": waited / seconds}
@@ -215,7 +217,7 @@ class GoodputTracker:
       errors.close_directory(self._folder)
 
   def _attempt(self) -> Account:
-    return {"began": self._began, "waited": self._waited, "seconds": self._now()}
+    return {"began": self._start_time, "waited": self._waited, "seconds": self._now()}
 
 
 class AccountSummary(NamedTuple):
@@ -225,14 +227,14 @@ class AccountSummary(NamedTuple):
     attempts: number of attempts.
     seconds: {phase: seconds}.
     waited: seconds between attempts.
-    began: start of the oldest stored attempt in seconds since the epoch, or None without attempts. An account stores
-      the last `KEPT` attempts.
+    start_time: start of the oldest stored attempt in seconds since the epoch, or None without attempts. An account
+      stores the last `KEPT` attempts.
   """
 
   attempts: int
   seconds: dict[str, float]
   waited: float
-  began: float | None
+  start_time: float | None
 
 
 def read_account(file: pathlib.Path) -> AccountSummary:
@@ -244,8 +246,8 @@ def read_account(file: pathlib.Path) -> AccountSummary:
   older, attempts = _read_account(file, "The report lacks the times of this run")
   every = [older, *attempts]
   seconds = {name: sum(each["seconds"][name] for each in every) for name in PHASES}
-  began = attempts[0]["began"] if attempts else None
-  return AccountSummary(older["attempts"] + len(attempts), seconds, sum(each["waited"] for each in every), began)
+  start_time = attempts[0]["began"] if attempts else None
+  return AccountSummary(older["attempts"] + len(attempts), seconds, sum(each["waited"] for each in every), start_time)
 
 
 def format_summary(seconds: float, rate: float | None) -> list[str]:

@@ -35,7 +35,7 @@ def train(
   profile: int = 0,
   watch: runtime.Watch | None = None,
   weights: dict[str, np.ndarray] | None = None,
-  began: float | None = None,
+  start_time: float | None = None,
   pictures: Mapping[str, bytes] | None = None,
 ) -> dict[str, Any]:
   """Trains until the end, starting from the newest checkpoint if there is one.
@@ -47,7 +47,7 @@ def train(
     watch: receives requests to stop and enforces time limits. By default a new watch is created.
     weights: {path: host array} of initial weights for a run without a checkpoint. By default the weights of
       `config.init`.
-    began: start time of the program in seconds since the epoch. By default the current time.
+    start_time: start time of the program in seconds since the epoch. By default the current time.
     pictures: {name: PNG} for TensorBoard, written before the first step.
 
   Returns:
@@ -67,7 +67,7 @@ def train(
   with contextlib.ExitStack() as resources:
     watch = watch or resources.enter_context(runtime.Watch(experiment.run.limits))
     resources.enter_context(watch.phase("save"))  # its time limit applies while resources are closed
-    session, state = open_session(resources, experiment, workdir, profile, watch, weights, began)
+    session, state = open_session(resources, experiment, workdir, profile, watch, weights, start_time)
     watch.step = step = int(state.step)
     if problem := comparison.find_stop_reason(session.certificate, experiment, step):  # in an earlier attempt
       raise convert_to_exit(runtime.Preempted(runtime.EXIT_OFF_TRACK, problem), step, workdir)
@@ -170,18 +170,18 @@ def open_session(
   profile: int,
   watch: runtime.Watch,
   weights: dict[str, np.ndarray] | None,
-  began: float | None,
+  start_time: float | None,
 ) -> tuple[Session, steps.State[jax.Array]]:
   """Opens a run and restores its state.
 
   Args:
     resources: exit stack that closes the run.
-    experiment, workdir, profile, watch, weights, began: see `train`.
+    experiment, workdir, profile, watch, weights, start_time: see `train`.
 
   Returns:
     The opened run, and the newest saved state or the initial state.
   """
-  timer = goodput.GoodputTracker(workdir / "goodput.json" if jax.process_index() == 0 else None, began)
+  timer = goodput.GoodputTracker(workdir / "goodput.json" if jax.process_index() == 0 else None, start_time)
   resources.callback(timer.close)
   print_line(experiment.format_overview())
   store = checkpoints.Checkpoints(

@@ -67,7 +67,7 @@ class TrainingLog:
     # {metric: sum} over steps that were fetched and not written yet
     self._sums = collections.defaultdict(float, saved["sums"])
     self._summed = saved["steps"]  # number of these steps
-    self._lap_began = self._seen = start  # step
+    self._lap_start = self._seen = start  # step
     self._skipped = 0
     self._evaluated: int | None = None  # step
     # {evaluation: [number of steps at which it was measured, last of these steps]}
@@ -143,7 +143,7 @@ class TrainingLog:
     if step == self._start + 1:
       self._fetch(step)
       self.clock.measure_lap(0)
-      self._lap_began = step
+      self._lap_start = step
       print_line(f"{step:>7}/{self._experiment.total}  loss {self._loss:.4f}; compiled, training")
     if step % self._experiment.log_every == 0:
       self.write(step)
@@ -174,8 +174,8 @@ class TrainingLog:
     line = f"{step:>7}/{experiment.total}  {step / experiment.total:4.0%}  loss {means['loss']:.4f}"
     if headline in means:
       line += f"  top-1 {means['top1']:6.1%}" if headline == "top1" else f"  {headline} {means[headline]:.4f}"
-    images = (step - self._lap_began) * experiment.run.batch
-    self._lap_began = step
+    images = (step - self._lap_start) * experiment.run.batch
+    self._lap_start = step
     # A process that has one step left has no lap.
     if images and (lap := self.clock.measure_lap(images)):
       rates = self._add_chip_rates(lap)
@@ -255,14 +255,14 @@ class TrainingLog:
       return
     if step < self._experiment.total and self._drawing > DRAWING * self.clock.train_seconds:
       return
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     for prefix, outcome in measured.items():
       if isinstance(outcome.details, AccuracyDetails) and not prefix.endswith("ema_"):
         run, prefix = self._experiment.run, prefix or "test/"
         data = run.evals[prefix[:-1]].data or run.data
         for name, png in draw_predictions(outcome.details, data).items():
           self._writer.write_image(step, prefix + name, png)
-    self._drawing += time.perf_counter() - began
+    self._drawing += time.perf_counter() - start_time
 
   def flush(self) -> None:
     """Makes all written data available for a restart."""

@@ -71,9 +71,9 @@ def test_adjacent_records_are_one_request_and_a_file_is_opened_once(server):
 def test_files_are_opened_only_when_needed(server):
   files = ["gs://bkt/shards/data-0"] * 3000
   before = server.asked("shards/data-0")
-  began = time.monotonic()
+  start_time = time.monotonic()
   made = shards.Shards(files, [100] * 3000)
-  assert time.monotonic() - began < 1 and server.asked("shards/data-0") == before
+  assert time.monotonic() - start_time < 1 and server.asked("shards/data-0") == before
   assert made.read(299_932, 299_964) == [stored(i) for i in range(32, 64)]
   assert server.asked("shards/data-0") - before <= 2
 

@@ -69,7 +69,7 @@ class Shards:
 
   def _read_with_retry(self, shard: int, first: int, stop: int) -> list[bytes]:
     """Returns records of one file. Opens the file again and retries after an error that may be temporary."""
-    began = time.monotonic()
+    start_time = time.monotonic()
     for pause in (*PAUSES, None):
       try:
         reader = self._reader(shard)
@@ -88,7 +88,7 @@ class Shards:
           self._said.add(shard)
           logging.warning("%s: %s. Retrying in %.1f s", where, reason, pause)
         time.sleep(pause)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start_time
     raise OSError(errno.EIO, f"{where}: {reason}; tried {len(PAUSES) + 1} times in {seconds:.0f} s")
 
   def _reader(self, shard: int) -> Any:
