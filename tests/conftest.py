@@ -84,10 +84,10 @@ gc.set_threshold(200_000, 50, 1000)
 
 
 def pytest_collection_finish():
-  settle()
+  freeze_live_objects()
 
 
-def settle():
+def freeze_live_objects():
   """Collects garbage, and excludes the remaining objects from later collections."""
   gc.collect()
   gc.freeze()
@@ -204,8 +204,8 @@ def bucket(bucket_server, request):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def forgotten():
+def clear_compiled_programs():
   """Clears the programs of a test file before the next file starts."""
   yield
   jax.clear_caches()
-  settle()
+  freeze_live_objects()

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from tests import runs
-from tests.checkpoints.test_store import grid, same, shapes_of
+from tests.checkpoints.test_store import make_mesh, same, shapes_of
 from tests.storage.test_errors import SAME, large
 from vit_jax import checkpoints
 from vit_jax.checkpoints import reading
@@ -29,7 +29,7 @@ def parts():
 
 
 @pytest.fixture(scope="module")
-def whole(parts, tmp_path_factory):
+def complete_run(parts, tmp_path_factory):
   """The workdir of the same run on a disk without faults."""
   workdir = tmp_path_factory.mktemp("whole")
   loop.train(parts, workdir)
@@ -43,17 +43,17 @@ def lines(workdir):
 
 
 @pytest.mark.long
-def test_interrupted_run_in_a_bucket_resumes_exactly(parts, whole, bucket_server, bucket):
+def test_interrupted_run_in_a_bucket_resumes_exactly(parts, complete_run, bucket_server, bucket):
   with bucket_server.troubled(latency=0.005, busy=0.03, resets=0.02):
     with pytest.raises(InterruptedError):
       loop.train(runs.dying(parts, 5), bucket)
     assert sorted(path.name for path in (bucket / "checkpoints").iterdir()) == ["3"]
     result = loop.train(parts, bucket, profile=2)
-  expected = json.loads((whole / "result.json").read_text())
+  expected = json.loads((complete_run / "result.json").read_text())
   assert {key: result[key] for key in SAME} == {key: expected[key] for key in SAME}
   assert files.read_json(bucket / "result.json") == result
-  assert (bucket / "config.json").read_text() == (whole / "config.json").read_text()
-  assert lines(bucket) == lines(whole)
+  assert (bucket / "config.json").read_text() == (complete_run / "config.json").read_text()
+  assert lines(bucket) == lines(complete_run)
   assert result["goodput"]["attempts"] == 2
   assert [path.name for path in bucket.iterdir() if path.name == "tensorboard"]
   assert list((bucket / "tensorboard/plugins/profile").iterdir())
@@ -105,7 +105,7 @@ def test_tensorboard_events_in_a_bucket_are_readable(tmp_path, bucket):
 @pytest.fixture
 def saved(bucket):
   """Saves three checkpoints, and returns the bucket and the states by step."""
-  g = grid(1)
+  g = make_mesh(1)
   states = {step: large(step, g) for step in (1, 2, 3)}
   store = checkpoints.Checkpoints(bucket, sharding.make_replicated_sharding(g), keep=3)
   for step, state in states.items():
@@ -115,7 +115,7 @@ def saved(bucket):
 
 
 def restore(workdir, state, **options):
-  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3, **options)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(make_mesh(1)), keep=3, **options)
   try:
     return store.restore(shapes_of(state))
   finally:
@@ -156,7 +156,7 @@ def test_remains_of_killed_saves_are_removed_before_steps_are_listed(bucket, buc
   for name in ("4/state/d/1", "4/about/metadata", "8/state/manifest.ocdbt"):
     (bucket / "checkpoints" / name).write_text("half")
   with bucket_server.troubled(latency=0.05):
-    store = checkpoints.Checkpoints(bucket, sharding.make_replicated_sharding(grid(1)))
+    store = checkpoints.Checkpoints(bucket, sharding.make_replicated_sharding(make_mesh(1)))
     assert not (bucket / "checkpoints").exists()
   assert store.steps() == []
   store.close()
@@ -165,21 +165,21 @@ def test_remains_of_killed_saves_are_removed_before_steps_are_listed(bucket, buc
 @pytest.mark.long
 def test_forbidden_reads_from_a_bucket_damage_no_checkpoint(saved, bucket_server):
   workdir, states = saved
-  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(make_mesh(1)), keep=3)
   with bucket_server.troubled(refused=True), pytest.raises(PermissionError):
     store.restore(shapes_of(states[3]))
   store.close()
   with bucket_server.troubled(refused=True), pytest.raises(PermissionError) as error:
-    checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), read_only=True)
+    checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(make_mesh(1)), read_only=True)
   assert "could not be saved" not in str(error.value)  # the folder is only read
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["1", "2", "3"]
 
 
 def test_forbidden_save_to_a_bucket_keeps_the_last_checkpoint(saved, bucket_server):
   workdir, states = saved
-  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=3)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(make_mesh(1)), keep=3)
   with bucket_server.troubled(refused=True), pytest.raises(PermissionError, match="could not be saved") as error:
-    store.save(4, large(4, grid(1)), {})
+    store.save(4, large(4, make_mesh(1)), {})
     store.wait()
   assert error.value.filename == str(workdir / "checkpoints")
   with contextlib.suppress(OSError):
@@ -193,9 +193,9 @@ def test_unreadable_save_in_a_bucket_removes_no_checkpoint(saved, monkeypatch, g
   workdir, states = saved
   check = store_module.check_readable
   monkeypatch.setattr(store_module, "check_readable", lambda folder: ((folder / gone).unlink(), check(folder)))
-  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), keep=1)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(make_mesh(1)), keep=1)
   with pytest.raises(OSError, match=r"cannot be read back.*The last complete checkpoint is step 3"):
-    store.save(4, large(4, grid(1)), {})
+    store.save(4, large(4, make_mesh(1)), {})
   with contextlib.suppress(OSError):
     store.close()
   assert reading.list_steps(workdir) == [1, 2, 3]
@@ -204,5 +204,5 @@ def test_unreadable_save_in_a_bucket_removes_no_checkpoint(saved, monkeypatch, g
 
 def test_bucket_path_unsuitable_for_checkpoints_is_an_early_error(bucket):
   with pytest.raises(ConfigError, match="cannot be saved under a name with '\\['"):
-    checkpoints.Checkpoints(bucket / "a[1", sharding.make_replicated_sharding(grid(1)))
+    checkpoints.Checkpoints(bucket / "a[1", sharding.make_replicated_sharding(make_mesh(1)))
   assert not bucket.exists()

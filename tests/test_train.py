@@ -33,7 +33,7 @@ def prepared():
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete_run(tmp_path_factory):
   """An uninterrupted run of 12 steps on one device, started like a user."""
   workdir = tmp_path_factory.mktemp("whole")
   printed = runs.finish(runs.command("train", *runs.words(workdir)))
@@ -44,8 +44,8 @@ def weights(workdir):
   return json.loads((workdir / "result.json").read_text())["weights_sha256"]
 
 
-def test_run_prints_progress_and_writes_its_figures(whole):
-  workdir, printed, result = whole
+def test_run_prints_progress_and_writes_its_figures(complete_run):
+  workdir, printed, result = complete_run
   for words in ("parameters", "12/12  100%", "images/s", "left", "f1_macro", "goodput", "tensorboard --logdir"):
     assert words in printed, words
   figures = {f"{metric}_{average}" for metric in ("precision", "recall", "f1") for average in ("weighted", "macro")}
@@ -69,8 +69,8 @@ def test_run_prints_progress_and_writes_its_figures(whole):
 
 
 @pytest.mark.long
-def test_finished_run_reports_that_it_is_finished_and_changes_no_file(whole):
-  workdir = whole[0]
+def test_finished_run_reports_that_it_is_finished_and_changes_no_file(complete_run):
+  workdir = complete_run[0]
   before = {file: file.stat().st_mtime_ns for file in workdir.rglob("*") if file.is_file() and file.name != "lock"}
   printed = runs.finish(runs.command("train", *runs.words(workdir)))
   assert "already finished" in printed
@@ -81,8 +81,8 @@ def test_finished_run_reports_that_it_is_finished_and_changes_no_file(whole):
 
 
 @pytest.mark.long
-def test_evaluate_gives_the_final_figures_of_training(whole):
-  workdir, _, result = whole
+def test_evaluate_gives_the_final_figures_of_training(complete_run):
+  workdir, _, result = complete_run
   printed = runs.finish(runs.command("evaluate", f"--workdir={workdir}"))
   for name in ("top1", "top5", "f1_macro"):
     assert f"{result[name]:.2%}" in next(line for line in printed.splitlines() if line.split()[:1] == [name])
@@ -110,7 +110,7 @@ def stop_in_a_save(process, folder):
   pytest.fail(f"no save was seen: {process.stderr.read()[-3000:]}")
 
 
-def test_run_killed_at_a_step_and_in_a_save_ends_with_the_same_bits(whole, tmp_path):
+def test_run_killed_at_a_step_and_in_a_save_ends_with_the_same_bits(complete_run, tmp_path):
   command = ("train", *runs.words(tmp_path, checkpoint__every=1, log__every=1))
   first = runs.command(*command)
   read_until_step(first, 3)
@@ -128,14 +128,14 @@ def test_run_killed_at_a_step_and_in_a_save_ends_with_the_same_bits(whole, tmp_p
   assert not (tmp_path / "checkpoints" / str(step)).exists()
 
   runs.finish(runs.command(*command))
-  assert weights(tmp_path) == whole[2]["weights_sha256"]
+  assert weights(tmp_path) == complete_run[2]["weights_sha256"]
   steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
   assert steps == sorted(steps)
   assert set(steps) == set(range(1, 13))
 
 
 @pytest.mark.long
-def test_sigterm_finishes_the_step_saves_and_exits_42(whole, tmp_path):
+def test_sigterm_finishes_the_step_saves_and_exits_42(complete_run, tmp_path):
   process = runs.command("train", *runs.words(tmp_path, total=4000, checkpoint__every=100000, log__every=1))
   read_until_step(process, 2)
   process.send_signal(signal.SIGTERM)
@@ -146,8 +146,8 @@ def test_sigterm_finishes_the_step_saves_and_exits_42(whole, tmp_path):
 
 
 @pytest.mark.long
-def test_another_config_in_a_workdir_is_an_error_with_the_differences(whole):
-  workdir = whole[0]
+def test_another_config_in_a_workdir_is_an_error_with_the_differences(complete_run):
+  workdir = complete_run[0]
   message = runs.finish(runs.command("train", *runs.words(workdir, **{"optim.lr": "0.5", "batch": 32})), 2)
   assert "optim.lr: 0.003 -> 0.5" in message
   assert "batch: 16 -> 32" in message
@@ -155,8 +155,8 @@ def test_another_config_in_a_workdir_is_an_error_with_the_differences(whole):
 
 
 @pytest.mark.long
-def test_config_is_read_from_the_checkpoint_if_config_json_is_damaged(whole, tmp_path):
-  shutil.copytree(whole[0], tmp_path / "run")
+def test_config_is_read_from_the_checkpoint_if_config_json_is_damaged(complete_run, tmp_path):
+  shutil.copytree(complete_run[0], tmp_path / "run")
   file, parts, other = tmp_path / "run/config.json", runs.parts(1), runs.parts(1, seed=1)
   stored = json.loads(file.read_text())
   stored["model"]["heads"], stored["total"] = 2, "x"

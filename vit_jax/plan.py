@@ -137,17 +137,17 @@ def describe_problems(plans: Sequence[estimate.Plan]) -> str:
   return f"no plan is possible on {slices}. See the reasons above"
 
 
-def print_model(run: BoundRun, whole: bool) -> None:
+def print_model(run: BoundRun, all_parameters: bool) -> None:
   """Prints a summary of the model's parameters. Prints no output if the model cannot be built.
 
   Args:
     run: a completed run.
-    whole: whether to also print the table of all parameters.
+    all_parameters: whether to also print the table of all parameters.
   """
   with contextlib.suppress(ConfigError):  # every plan reports this error
     model = models.functional(build.describe_model(run, catalog.open_known_split(run.data, "train").classes))
     shapes = {path: shape for path, shape in model.shapes().items() if path not in model.statistics}
-    if whole:
+    if all_parameters:
       print(cli.format_parameters(shapes, ()))
     print(f"{overview.format_table(shapes)}\n{run.model.name}: {count_values(shapes):,} parameters\n", flush=True)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from tests.checkpoints.test_store import grid, same, shapes_of, state
+from tests.checkpoints.test_store import make_mesh, same, shapes_of, state
 from vit_jax import checkpoints
 from vit_jax.checkpoints import aliases
 from vit_jax.parallel import sharding
@@ -24,10 +24,10 @@ NAMES = [
 
 
 def saved(workdir, *numbers, **options):
-  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), **options)
+  store = checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(make_mesh(1)), **options)
   with contextlib.closing(store):
     for number in numbers:
-      store.save(number, state(number, grid(1)), {"step": number})
+      store.save(number, state(number, make_mesh(1)), {"step": number})
 
 
 @pytest.mark.sample(4)
@@ -39,10 +39,10 @@ def test_workdir_of_any_name_is_saved_restored_and_read(tmp_path, name):
   assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["2", "3"]
   assert os.listdir(tmp_path / "in") == [name]  # no library created a folder with a changed name
   with contextlib.closing(
-    checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(grid(1)), read_only=True)
+    checkpoints.Checkpoints(workdir, sharding.make_replicated_sharding(make_mesh(1)), read_only=True)
   ) as store:
-    restored, about = store.restore(shapes_of(state(3, grid(1))))
-  assert same(restored, state(3, grid(1))) and about == {"step": 3}
+    restored, about = store.restore(shapes_of(state(3, make_mesh(1))))
+  assert same(restored, state(3, make_mesh(1))) and about == {"step": 3}
   arrays, about = checkpoints.read_weights(workdir)
   assert (
     about == {"step": 3}
@@ -50,7 +50,7 @@ def test_workdir_of_any_name_is_saved_restored_and_read(tmp_path, name):
     and checkpoints.describe_damage(str(workdir)) == ""
   )
   assert {path: array.tobytes() for path, array in arrays.items()} == {
-    path: np.asarray(array).tobytes() for path, array in state(3, grid(1)).params.items()
+    path: np.asarray(array).tobytes() for path, array in state(3, make_mesh(1)).params.items()
   }
 
 
@@ -61,7 +61,7 @@ def test_path_with_dots_after_a_link_is_resolved_by_the_system(tmp_path):
   saved(tmp_path / "link/../run", 1)
   assert sorted(os.listdir(tmp_path)) == ["far", "link"]
   assert checkpoints.read_description(tmp_path / "far/run") == {"step": 1}
-  assert set(checkpoints.read_weights(tmp_path / "far/run")[0]) == set(state(1, grid(1)).params)
+  assert set(checkpoints.read_weights(tmp_path / "far/run")[0]) == set(state(1, make_mesh(1)).params)
 
 
 @pytest.mark.heavy
@@ -70,7 +70,7 @@ def test_path_near_the_length_limit_is_saved_and_read(tmp_path):
   workdir = workdir / ("e" * (4060 - len(os.fsencode(workdir)) - len("/checkpoints") - 1))
   saved(workdir, 1)
   assert checkpoints.read_description(workdir) == {"step": 1}
-  assert set(checkpoints.read_weights(workdir)[0]) == set(state(1, grid(1)).params)
+  assert set(checkpoints.read_weights(workdir)[0]) == set(state(1, make_mesh(1)).params)
 
 
 @pytest.mark.parametrize("name", ["plain", "caf\u00e9 +=@,~-_.", "a/b"])

@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from tests.checkpoints.test_store import grid, saved, shapes_of, state
+from tests.checkpoints.test_store import make_mesh, save_states, shapes_of, state
 from vit_jax import checkpoints, schema
 from vit_jax.checkpoints import reading
 from vit_jax.parallel import sharding
@@ -21,8 +21,8 @@ def numbers(params):
 
 
 def test_only_parameters_are_read_from_the_newest_checkpoint(tmp_path):
-  g = grid()
-  saved(tmp_path, (10, 20), g).close()
+  g = make_mesh()
+  save_states(tmp_path, (10, 20), g).close()
   arrays, about = checkpoints.read_weights(tmp_path)
   expected = numbers(state(20, g).params)
   assert arrays.keys() == expected.keys() and about == {"seconds": 20.0}
@@ -33,15 +33,15 @@ def test_only_parameters_are_read_from_the_newest_checkpoint(tmp_path):
 
 def test_relative_path_is_read(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  saved(pathlib.Path("run"), (10,), grid()).close()
+  save_states(pathlib.Path("run"), (10,), make_mesh()).close()
   absolute, relative = (checkpoints.read_weights(folder) for folder in (tmp_path / "run", pathlib.Path("run")))
   assert absolute[1] == relative[1] == {"seconds": 10.0} and not checkpoints.describe_damage("run")
   assert all(np.array_equal(array, absolute[0][path]) for path, array in relative[0].items())
 
 
 def test_damaged_newest_checkpoint_falls_back_to_the_previous_one(tmp_path):
-  g = grid()
-  saved(tmp_path, (10, 20), g).close()
+  g = make_mesh()
+  save_states(tmp_path, (10, 20), g).close()
   for file in (tmp_path / "checkpoints/20/state").rglob("*"):
     if file.is_file() and file.stat().st_size > 20:
       file.write_bytes(file.read_bytes()[:10])
@@ -57,7 +57,7 @@ def test_damaged_newest_checkpoint_falls_back_to_the_previous_one(tmp_path):
 
 
 def test_changed_bytes_of_parameters_are_an_error(tmp_path):
-  saved(tmp_path, (10,), grid()).close()
+  save_states(tmp_path, (10,), make_mesh()).close()
   arrays, about = checkpoints.read_weights(tmp_path)
   checkpoints.write_weights(tmp_path / "b", arrays, about)
   again, _ = checkpoints.read_weights(tmp_path / "b")
@@ -90,8 +90,8 @@ EDITS = {
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_edited_metadata_makes_a_checkpoint_unreadable(tmp_path, edit, caplog):
-  g = grid()
-  saved(tmp_path, (10, 20), g).close()
+  g = make_mesh()
+  save_states(tmp_path, (10, 20), g).close()
   edit_metadata(tmp_path / "checkpoints/20", EDITS[edit])
   assert checkpoints.read_description(tmp_path) == {"seconds": 10.0}
   assert checkpoints.read_weights(tmp_path)[1] == {"seconds": 10.0}
@@ -104,15 +104,15 @@ def test_edited_metadata_makes_a_checkpoint_unreadable(tmp_path, edit, caplog):
 
 
 def test_checkpoint_of_an_older_version_without_a_digest_is_read(tmp_path):
-  saved(tmp_path, (10,), grid()).close()
+  save_states(tmp_path, (10,), make_mesh()).close()
   edit_metadata(tmp_path / "checkpoints/10", lambda metadata: metadata.pop("sha256"))
   assert checkpoints.read_description(tmp_path) == {"seconds": 10.0} == checkpoints.read_weights(tmp_path)[1]
   assert checkpoints.describe_damage(str(tmp_path)) == checkpoints.describe_damage(str(tmp_path / "nothing")) == ""
 
 
 def test_checkpoint_that_fails_the_check_is_skipped(tmp_path):
-  g = grid()
-  saved(tmp_path, (10, 20), g).close()
+  g = make_mesh()
+  save_states(tmp_path, (10, 20), g).close()
 
   def check(about):
     if about["seconds"] > 10:
@@ -124,7 +124,7 @@ def test_checkpoint_that_fails_the_check_is_skipped(tmp_path):
 
 
 def test_reading_an_absent_average_is_an_error(tmp_path):
-  saved(tmp_path, (10,), grid()).close()
+  save_states(tmp_path, (10,), make_mesh()).close()
   with pytest.raises(
     schema.ConfigError, match=r"step 10 does not contain ema. Train with config.optim.ema to store averaged weights"
   ):
@@ -133,12 +133,12 @@ def test_reading_an_absent_average_is_an_error(tmp_path):
 
 def test_has_checkpoint_finds_a_saved_checkpoint(tmp_path):
   assert not checkpoints.has_checkpoint(tmp_path)
-  saved(tmp_path, (10,), grid()).close()
+  save_states(tmp_path, (10,), make_mesh()).close()
   assert checkpoints.has_checkpoint(tmp_path)
 
 
 def test_metadata_that_need_far_more_memory_than_the_files_are_an_error(tmp_path, monkeypatch):
-  saved(tmp_path, (10,), grid(1)).close()
+  save_states(tmp_path, (10,), make_mesh(1)).close()
   assert checkpoints.read_weights(tmp_path)[0]
   monkeypatch.setattr(reading, "MIN_SUSPICIOUS_BYTES", 0)
   assert checkpoints.read_weights(tmp_path)[0]

@@ -195,7 +195,7 @@ def test_chapter_reports_the_sample_size_and_the_kind_of_figures():
   predictions = made.drawn(9, 100, 10, 10)
   intervals = {"200_way_top1": (0.25, 0.5)}
   details = details_of(predictions, way="200_way_")
-  chapter = mistakes.make_chapter(details, squares, intervals, whole=50_000, about="Weights of step 3.")
+  chapter = mistakes.make_chapter(details, squares, intervals, split_size=50_000, about="Weights of step 3.")
   assert "100 of 50,000 images" in chapter.about and chapter.about.endswith("Weights of step 3.")
   row = next(row for row in reading.table(chapter, "Figures") if row["figure"] == "200_way_top1")
   assert (row["95 % interval"], row["method"]) == ("25.00 % to 50.00 %", "Wilson")

@@ -36,7 +36,7 @@ def test_figures_match_the_end_of_training_on_all_test_images(workdir):
   result = json.loads((workdir / "result.json").read_text())
   assert list(measured.outcomes) == ["", "ema_"] == list(measured.intervals)
   for prefix, outcome in measured.outcomes.items():
-    assert outcome.figures["images"] == 360 == measured.whole
+    assert outcome.figures["images"] == 360 == measured.split_size
     for name, value in outcome.figures.items():
       assert value == pytest.approx(result[prefix + name], abs=1e-5), prefix + name
     low, high = measured.intervals[prefix]["top1"]
@@ -65,7 +65,7 @@ def test_figures_match_the_end_of_training_on_all_test_images(workdir):
 def test_sample_of_a_large_split_is_fixed_and_evenly_spaced(workdir):
   one, other = (outcomes.measure_workdir(workdir, limit=50) for _ in range(2))
   details = one.outcomes[""].details
-  assert one.whole == 360 and len(details.predictions.best) == 50
+  assert one.split_size == 360 and len(details.predictions.best) == 50
   names = [details.source.display_name(i) for i in details.predictions.position]
   assert names == [other.outcomes[""].details.source.display_name(i) for i in range(50)]
   whole = outcomes.measure_workdir(workdir).outcomes[""].details

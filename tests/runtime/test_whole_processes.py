@@ -43,7 +43,7 @@ def read_weights(workdir):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete_run(tmp_path_factory):
   """The workdir of a run of two processes, and the output of each process."""
   prepare_dataset("digits")
   workdir = tmp_path_factory.mktemp("pair") / "whole"
@@ -82,8 +82,8 @@ def test_user_error_ends_all_processes_with_exit_code_2(printed):
 
 
 @pytest.mark.long
-def test_two_processes_train_and_measure_the_same_as_one(whole, tmp_path):
-  workdir, _ = whole
+def test_two_processes_train_and_measure_the_same_as_one(complete_run, tmp_path):
+  workdir, _ = complete_run
   one = loop.train(runs.parts(4, **AXES), tmp_path)
   two = json.loads((workdir / "result.json").read_text())
   # Sums over the network use another order than sums inside a process, so the last bit may differ.
@@ -101,9 +101,9 @@ def test_two_processes_train_and_measure_the_same_as_one(whole, tmp_path):
 
 
 @pytest.mark.long
-def test_evaluations_of_processes_with_other_settings_end_with_exit_code_2(whole):
+def test_evaluations_of_processes_with_other_settings_end_with_exit_code_2(complete_run):
   """The processes would otherwise compute a figure from parts of two different measurements."""
-  workdir, _ = whole
+  workdir, _ = complete_run
   probe = ["fewshot", "--config=configs/probes.py:knn,digits", f"--weights={workdir}"]
   measured = ["evaluate", f"--config={runs.ROOT}/configs/digits.py", f"--weights={workdir}", "--split=test"]
   placed = {"VITJAX_COORDINATOR": f"127.0.0.1:{ports.find_free_port()}", "VITJAX_PROCESSES": "2"}
@@ -137,8 +137,8 @@ def test_two_processes_train_the_same_student_and_teacher_as_one(tmp_path):
 
 
 @pytest.mark.long
-def test_only_the_first_process_prints(whole):
-  first, second = whole[1]
+def test_only_the_first_process_prints(complete_run):
+  first, second = complete_run[1]
   assert "12/12" in first
   assert "12/12" not in second
 

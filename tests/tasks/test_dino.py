@@ -139,36 +139,36 @@ def train(made, workdir):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete_run(tmp_path_factory):
   """(workdir, result, what was printed) of a run with two micro-batches."""
   workdir = tmp_path_factory.mktemp("whole")
   return workdir, *train(parts(optim__accumulate=2, mesh__data=2, mesh__fsdp=4), workdir)
 
 
-def test_a_run_logs_the_losses_and_saves_teacher_and_centre(whole):
-  rows = [json.loads(line) for line in (whole[0] / "metrics.jsonl").read_text().splitlines()]
+def test_a_run_logs_the_losses_and_saves_teacher_and_centre(complete_run):
+  rows = [json.loads(line) for line in (complete_run[0] / "metrics.jsonl").read_text().splitlines()]
   names = ("loss", "global_loss", "local_loss", "teacher_entropy", "feature_rank")
   assert all(np.isfinite(rows[-1][f"train/{name}"]) for name in names)
-  assert "teacher_entropy" in whole[2]
-  student, teacher = (checkpoints.read_weights(whole[0], averaged)[0] for averaged in (False, True))
+  assert "teacher_entropy" in complete_run[2]
+  student, teacher = (checkpoints.read_weights(complete_run[0], averaged)[0] for averaged in (False, True))
   assert np.any(student["task/center"]) and student.keys() == teacher.keys()
   assert not np.allclose(student["task/head/last/kernel"], teacher["task/head/last/kernel"])
 
 
-def test_the_weights_of_a_run_are_the_teachers_unless_the_students_are_required(whole):
-  _, teacher = importers.load(whole[0])
-  expected, _ = checkpoints.read_weights(whole[0], averaged=True)
+def test_the_weights_of_a_run_are_the_teachers_unless_the_students_are_required(complete_run):
+  _, teacher = importers.load(complete_run[0])
+  expected, _ = checkpoints.read_weights(complete_run[0], averaged=True)
   assert all(np.array_equal(array, expected[path]) for path, array in teacher.items())
   assert not any(path.startswith("task/") for path in teacher)
-  _, student = importers.load(whole[0], ema=False)
+  _, student = importers.load(complete_run[0], ema=False)
   assert any(not np.array_equal(student[path], teacher[path]) for path in teacher)
 
 
-def test_a_restart_has_the_same_bits(whole, tmp_path):
+def test_a_restart_has_the_same_bits(complete_run, tmp_path):
   made = parts(optim__accumulate=2, mesh__data=2, mesh__fsdp=4)
   with pytest.raises(InterruptedError), contextlib.redirect_stdout(io.StringIO()):
     loop.train(runs.dying(made, 7), tmp_path)
-  assert train(made, tmp_path)[0]["weights_sha256"] == whole[1]["weights_sha256"]
+  assert train(made, tmp_path)[0]["weights_sha256"] == complete_run[1]["weights_sha256"]
 
 
 @pytest.mark.long

@@ -241,18 +241,18 @@ def train(made, workdir):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete_run(tmp_path_factory):
   """Returns (workdir, result) of a finished run, whose loss has every term except that of Gram anchoring."""
   workdir = tmp_path_factory.mktemp("whole")
   return workdir, train(parts(optim__accumulate=2, mesh__data=2, mesh__fsdp=4), workdir)
 
 
 @pytest.mark.long
-def test_a_restart_has_the_same_bits(whole, tmp_path):
+def test_a_restart_has_the_same_bits(complete_run, tmp_path):
   made = parts(optim__accumulate=2, mesh__data=2, mesh__fsdp=4)
   with pytest.raises(InterruptedError), contextlib.redirect_stdout(io.StringIO()):
     loop.train(runs.dying(made, 4), tmp_path)
-  assert train(made, tmp_path)["weights_sha256"] == whole[1]["weights_sha256"]
+  assert train(made, tmp_path)["weights_sha256"] == complete_run[1]["weights_sha256"]
 
 
 @pytest.mark.long
@@ -285,33 +285,34 @@ def test_one_and_eight_devices_take_the_same_steps(centering):
 
 
 @pytest.mark.long
-def test_a_second_run_continues_with_the_heads_of_the_first(whole):
-  made = parts(init__from=str(whole[0]), data__image_size=48)
+def test_a_second_run_continues_with_the_heads_of_the_first(complete_run):
+  made = parts(init__from=str(complete_run[0]), data__image_size=48)
   weights, notes = made.read_initial_weights()
-  _, arrays = importers.load(whole[0])
+  _, arrays = importers.load(complete_run[0])
   np.testing.assert_array_equal(weights["cls"], arrays["cls"])
   assert weights["position/table"].shape != arrays["position/table"].shape
   task_paths = {path for path in made.state_shapes.params if path.startswith("task/")}
   assert task_paths <= weights.keys() and any(f"{len(task_paths)} from the weights" in note for note in notes)
   assert not any(
-    path.startswith("task/") for path in parts(init__from=str(whole[0]), init__head="new").read_initial_weights()[0]
+    path.startswith("task/")
+    for path in parts(init__from=str(complete_run[0]), init__head="new").read_initial_weights()[0]
   )
 
 
 @pytest.mark.long
-def test_a_frozen_teacher_is_distilled_into_a_smaller_student(whole, tmp_path):
-  made = parts(task__teacher=str(whole[0]), model__width=8, task__hidden=6, optim__ema="none",
+def test_a_frozen_teacher_is_distilled_into_a_smaller_student(complete_run, tmp_path):
+  made = parts(task__teacher=str(complete_run[0]), model__width=8, task__hidden=6, optim__ema="none",
                optim__ema_schedule="default")  # fmt: skip
   assert not made.task.uses_average
   result = train(made, tmp_path)
   assert result["steps"] == 8
   assert made.frozen_weight_shapes["teacher"]["task/head/layer0/kernel"].shape == (16, 12)
   with pytest.raises(ConfigError, match=r"has 24 prototypes, but .* has 30. Set config.task.prototypes=24"):
-    parts(task__teacher=str(whole[0]), task__prototypes=30)
+    parts(task__teacher=str(complete_run[0]), task__prototypes=30)
 
 
 @pytest.mark.long
-def test_a_run_with_gram_anchoring_trains(whole, tmp_path):
-  made = parts(task__gram="anchor", task__gram__teacher=str(whole[0]))
+def test_a_run_with_gram_anchoring_trains(complete_run, tmp_path):
+  made = parts(task__gram="anchor", task__gram__teacher=str(complete_run[0]))
   assert made.batch_shapes["gram"].shape == (16, 2, 256, 48)
   train(made, tmp_path)

@@ -143,37 +143,37 @@ def test_a_teacher_that_knows_the_images_is_learned(teacher):
 
 
 @pytest.fixture(scope="module")
-def whole(teacher, tmp_path_factory):
+def complete_run(teacher, tmp_path_factory):
   """(workdir, result) of an uninterrupted run on 8 devices."""
   workdir = tmp_path_factory.mktemp("whole")
   return workdir, loop.train(distilled(teacher, 8, checkpoint__every=5), workdir)
 
 
 @pytest.mark.long
-def test_the_teacher_is_in_no_state_and_its_digest_in_every_checkpoint(teacher, whole):
+def test_the_teacher_is_in_no_state_and_its_digest_in_every_checkpoint(teacher, complete_run):
   parts = distilled(teacher, 8, optim__ema=0.9)
   assert not [path for path in trees.flatten(parts.state_shapes) if "convolutions" in path]
   assert any("convolutions" in path for path in parts.frozen_weight_shapes["teacher"])
-  _, about = checkpoints.read_weights(whole[0])
+  _, about = checkpoints.read_weights(complete_run[0])
   arrays, _ = checkpoints.read_weights(teacher)
   content = b"".join(arrays[path].astype("<f4").tobytes() for path in sorted(arrays))
   assert about["frozen"] == {"task.teacher": hashlib.sha256(content).hexdigest()}
-  assert {"top1", "loss"} <= whole[1].keys()
+  assert {"top1", "loss"} <= complete_run[1].keys()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("devices", [1, 8])
-def test_a_restart_ends_in_the_same_bits(teacher, whole, tmp_path, devices):
+def test_a_restart_ends_in_the_same_bits(teacher, complete_run, tmp_path, devices):
   parts = distilled(teacher, devices, checkpoint__every=5)
-  expected = whole[1] if devices == 8 else loop.train(parts, tmp_path / "whole")
+  expected = complete_run[1] if devices == 8 else loop.train(parts, tmp_path / "whole")
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts, 7), tmp_path / "stopped")
   assert loop.train(parts, tmp_path / "stopped")["weights_sha256"] == expected["weights_sha256"]
 
 
 @pytest.mark.long
-def test_other_weights_in_the_teachers_place_are_refused(teacher, whole, tmp_path):
-  shutil.copytree(whole[0], tmp_path / "run")
+def test_other_weights_in_the_teachers_place_are_refused(teacher, complete_run, tmp_path):
+  shutil.copytree(complete_run[0], tmp_path / "run")
   arrays, about = checkpoints.read_weights(teacher)
   checkpoints.write_weights(tmp_path / "other", arrays | {"norm/bias": arrays["norm/bias"] + 1}, about)
   with pytest.raises(ConfigError) as error:

@@ -216,50 +216,50 @@ def test_scanned_and_computed_again_it_is_the_same(stage, on_one_device):
 
 
 @pytest.fixture(scope="module")
-def whole(stage, tmp_path_factory):
+def complete_run(stage, tmp_path_factory):
   """(workdir, result) of an uninterrupted run."""
   workdir = tmp_path_factory.mktemp(stage)
   return workdir, loop.train(digits(8, stage, **STAGES[stage], optim__ema=0.5), workdir)
 
 
 @pytest.mark.long
-def test_a_restart_has_the_same_bits(stage, whole, tmp_path):
+def test_a_restart_has_the_same_bits(stage, complete_run, tmp_path):
   parts = digits(8, stage, **STAGES[stage], optim__ema=0.5)
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts, 7), tmp_path)
-  assert loop.train(parts, tmp_path)["weights_sha256"] == whole[1]["weights_sha256"]
+  assert loop.train(parts, tmp_path)["weights_sha256"] == complete_run[1]["weights_sha256"]
 
 
 @pytest.mark.long
-def test_every_image_is_measured_once_with_the_same_masks_on_any_devices(stage, whole):
-  assert whole[1]["images"] == 360
-  params, _ = checkpoints.read_weights(whole[0])
+def test_every_image_is_measured_once_with_the_same_masks_on_any_devices(stage, complete_run):
+  assert complete_run[1]["images"] == 360
+  params, _ = checkpoints.read_weights(complete_run[0])
   figures = []
   for devices in (1, 8):
     parts = digits(devices, stage, **STAGES[stage])
     state = parts.create_initial_state(params)
     figures.append(parts.evals["test"].measure(state.params, lambda: None).figures)
   assert figures[0] == pytest.approx(figures[1], rel=1e-5)
-  assert figures[0]["loss"] == pytest.approx(whole[1]["loss"], rel=1e-5)
+  assert figures[0]["loss"] == pytest.approx(complete_run[1]["loss"], rel=1e-5)
 
 
 @pytest.mark.long
-def test_classification_goes_on_from_such_weights_with_a_new_head(stage, whole, tmp_path):
-  description, arrays = importers.load(whole[0])
+def test_classification_goes_on_from_such_weights_with_a_new_head(stage, complete_run, tmp_path):
+  description, arrays = importers.load(complete_run[0])
   assert description.classes == 0
   assert not [path for path in arrays if path.startswith(("task/", "head"))]
-  parts = build.build(runs.run(**SMALL, init__from=whole[0]), jax.devices())
+  parts = build.build(runs.run(**SMALL, init__from=complete_run[0]), jax.devices())
   weights, _ = parts.read_initial_weights()
   np.testing.assert_array_equal(weights["embedding/kernel"], arrays["embedding/kernel"])
   np.testing.assert_array_equal(weights["head/kernel"], np.zeros((16, 10)))
-  assert json.loads((whole[0] / "config.json").read_text())["task"]["name"] == stage
+  assert json.loads((complete_run[0] / "config.json").read_text())["task"]["name"] == stage
 
 
 @pytest.mark.long
-def test_weights_without_labels_have_no_head_for_classes(stage, whole):
-  assert stored.read(whole[0]).classes == () == stored.load(whole[0]).classes
+def test_weights_without_labels_have_no_head_for_classes(stage, complete_run):
+  assert stored.read(complete_run[0]).classes == () == stored.load(complete_run[0]).classes
   with pytest.raises(ConfigError, match=r"the file has no head for classes, but this model has 10.*init\.head=new"):
-    importers.load_fitted(whole[0], build.describe_model(runs.run(**SMALL), range(10)), "keep")
+    importers.load_fitted(complete_run[0], build.describe_model(runs.run(**SMALL), range(10)), "keep")
 
 
 @pytest.mark.long

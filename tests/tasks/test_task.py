@@ -74,7 +74,7 @@ def colours():
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def complete_run(tmp_path_factory):
   """(workdir, result, what was printed) of an uninterrupted run."""
   workdir = tmp_path_factory.mktemp("whole")
   with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -83,32 +83,32 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_parameters_of_the_task_are_trained_averaged_sharded_and_saved(whole):
+def test_parameters_of_the_task_are_trained_averaged_sharded_and_saved(complete_run):
   parts, path = colours(), "task/decoder/kernel"
   before = np.asarray(parts.create_initial_state().params[path])
   assert "fsdp" in str(parts.state_shapes.params[path].sharding.spec)
-  saved, _ = checkpoints.read_weights(whole[0])
-  average, _ = checkpoints.read_weights(whole[0], averaged=True)
+  saved, _ = checkpoints.read_weights(complete_run[0])
+  average, _ = checkpoints.read_weights(complete_run[0], averaged=True)
   assert not np.allclose(saved[path], before)
   assert not np.allclose(average[path], saved[path])
 
 
 @pytest.mark.long
-def test_weights_for_others_are_the_models_alone(whole):
-  _, arrays = importers.load(whole[0])
+def test_weights_for_others_are_the_models_alone(complete_run):
+  _, arrays = importers.load(complete_run[0])
   assert not [path for path in arrays if path.startswith("task/")]
 
 
 @pytest.mark.long
-def test_the_headline_is_the_tasks(whole):
-  assert "error" in whole[2]
-  assert "top" not in whole[2]
-  assert "top1" not in whole[1]
+def test_the_headline_is_the_tasks(complete_run):
+  assert "error" in complete_run[2]
+  assert "top" not in complete_run[2]
+  assert "top1" not in complete_run[1]
 
 
 @pytest.mark.long
-def test_a_restart_has_the_same_bits(whole, tmp_path):
+def test_a_restart_has_the_same_bits(complete_run, tmp_path):
   parts = colours()
   with pytest.raises(InterruptedError):
     loop.train(runs.dying(parts, 7), tmp_path)
-  assert loop.train(parts, tmp_path)["weights_sha256"] == whole[1]["weights_sha256"]
+  assert loop.train(parts, tmp_path)["weights_sha256"] == complete_run[1]["weights_sha256"]

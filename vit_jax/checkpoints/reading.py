@@ -62,10 +62,10 @@ def list_steps(workdir: pathlib.Path) -> list[int]:
     workdir: directory of a run.
   """
   # In a bucket a folder is not renamed when it is complete. An object marks a complete checkpoint instead.
-  whole = ocp.utils.is_checkpoint_finalized if paths.in_bucket(workdir) else pathlib.Path.exists
+  is_complete = ocp.utils.is_checkpoint_finalized if paths.in_bucket(workdir) else pathlib.Path.exists
   with contextlib.suppress(FileNotFoundError, NotADirectoryError):
     folders = [path for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()]
-    return sorted(int(path.name) for path in folders if whole(path))
+    return sorted(int(path.name) for path in folders if is_complete(path))
   return []
 
 
@@ -220,9 +220,11 @@ def check_same_arrays(arrays: dict[str, np.ndarray], path: str | None) -> dict[s
   Raises:
     ConfigError: the arrays of two processes differ.
   """
-  of_each = [] if runtime.is_alone() else runtime.gather_texts(digests.sha256_on_host(arrays)[:12], "weights")
-  if len(set(of_each)) > 1:
-    raise ConfigError(f"{path} differs between hosts (SHA-256 {', '.join(of_each)}). Copy one file to all hosts")
+  process_digests = [] if runtime.is_alone() else runtime.gather_texts(digests.sha256_on_host(arrays)[:12], "weights")
+  if len(set(process_digests)) > 1:
+    raise ConfigError(
+      f"{path} differs between hosts (SHA-256 {', '.join(process_digests)}). Copy one file to all hosts"
+    )
   return arrays
 
 

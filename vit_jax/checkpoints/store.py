@@ -96,7 +96,7 @@ class Checkpoints:
     read_only: bool = False,
   ) -> None:
     self.directory = workdir / "checkpoints"
-    self._proven = False  # true after a save of this process has been read back
+    self._has_verified_save = False  # true after a save of this process has been read back
     self._saving = 0  # the step of the newest save
     options = ocp.CheckpointManagerOptions(
       max_to_keep=keep,
@@ -120,9 +120,9 @@ class Checkpoints:
         resources.callback(errors.close_directory, self._descriptor)
         with self._convert_write_errors():
           _remove_unfinished(self.directory)
-      self._usable = resources.enter_context(aliases.alias_folder(self.directory))
+      self._alias_directory = resources.enter_context(aliases.alias_folder(self.directory))
       with self._convert_write_errors():
-        self._manager = _Manager(self._usable, options=options, item_handlers=_make_handlers())
+        self._manager = _Manager(self._alias_directory, options=options, item_handlers=_make_handlers())
       self._resources = resources.pop_all()
 
   def steps(self) -> list[int]:
@@ -152,15 +152,17 @@ class Checkpoints:
       self._manager.save(
         step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), about=ocp.args.JsonSave(sealed))
       )
-    if not self._proven:
+    if not self._has_verified_save:
       self.wait()
-      self._proven = True
+      self._has_verified_save = True
 
   def _check_saved(self) -> None:
     """Raises OSError if the save that is about to be completed cannot be read. Called by Orbax in process 0."""
-    folder = self._usable / str(self._saving)  # the final folder in a bucket, where an object marks a save as complete
+    folder = self._alias_directory / str(
+      self._saving
+    )  # the final folder in a bucket, where an object marks a save as complete
     if not paths.in_bucket(folder):
-      started = [path for path in self._usable.iterdir() if path.name.startswith(f"{self._saving}.")]
+      started = [path for path in self._alias_directory.iterdir() if path.name.startswith(f"{self._saving}.")]
       (folder,) = [path for path in started if ocp.utils.is_tmp_checkpoint(epath.Path(path))]
     _, problem = try_read(lambda: check_readable(folder))
     if problem:
@@ -205,7 +207,7 @@ class Checkpoints:
 
   def _read(self, step: int, state: object, check: CheckDescription) -> tuple[Any, str | None]:
     """Returns ((state, about), None) for a step, or (None, problem). The result is the same on all processes."""
-    folder, wanted = self._usable / str(step), trees.flatten(state)
+    folder, wanted = self._alias_directory / str(step), trees.flatten(state)
 
     def read() -> tuple[Any, dict[str, Any]]:
       sealed = read_sealed_description(folder, check)
@@ -305,6 +307,6 @@ def write_weights(workdir: pathlib.Path, params: dict[str, np.ndarray], about: d
   Raises:
     OSError: the checkpoint could not be written.
   """
-  whole = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  with contextlib.closing(Checkpoints(workdir, whole)) as store:
-    store.save(0, {"step": jnp.zeros((), jnp.int32), "params": jax.device_put(params, whole)}, about)
+  one_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+  with contextlib.closing(Checkpoints(workdir, one_device)) as store:
+    store.save(0, {"step": jnp.zeros((), jnp.int32), "params": jax.device_put(params, one_device)}, about)

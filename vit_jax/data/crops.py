@@ -197,7 +197,7 @@ def torchvision(
   small = int(size / ratio)
 
   def crop(image: AnyImage, draw: random.Random) -> np.ndarray:
-    image = _scale_small_side(image, small, interpolation, whole=int)
+    image = _scale_small_side(image, small, interpolation, to_integer=int)
     top, left = (round((side - size) / 2) for side in image.shape[:2])
     return image[top : top + size, left : left + size]
 
@@ -234,11 +234,11 @@ def random_crop(
 
 
 def _scale_small_side(
-  image: AnyImage, size: int, interpolation: Interpolation, whole: Callable[[float], int] = round
+  image: AnyImage, size: int, interpolation: Interpolation, to_integer: Callable[[float], int] = round
 ) -> np.ndarray:
   height, width = image.shape[:2]
   small = min(height, width)
-  scaled = max(size, whole(height * size / small)), max(size, whole(width * size / small))
+  scaled = max(size, to_integer(height * size / small)), max(size, to_integer(width * size / small))
   if (needed := 3 * scaled[0] * scaled[1]) > SCALED:
     raise ValueError(
       f"{width:,} x {height:,} pixels, which need {needed >> 20:,} MiB if the smaller side is scaled to {size}. "

@@ -292,10 +292,10 @@ class BlockOrder:
 
   def _block(self, epoch: int, block: int) -> int:
     """Returns the block at a position of the permuted sequence. An incomplete block stays at the end."""
-    whole = self.length // self.size
-    if block >= whole:
+    complete_blocks = self.length // self.size
+    if block >= complete_blocks:
       return block
-    return permutation.permute_block(block, whole, self.seed, epoch)
+    return permutation.permute_block(block, complete_blocks, self.seed, epoch)
 
   def _offset(self, epoch: int) -> int:
     """Returns the first record of the first block."""

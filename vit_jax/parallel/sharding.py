@@ -241,7 +241,7 @@ def make_gather(table: Table, mesh: Mesh, dtype: DTypeLike) -> Callable[[str, ja
     split are returned unchanged.
   """
 
-  def whole(path: str, array: jax.Array) -> jax.Array:
+  def gather(path: str, array: jax.Array) -> jax.Array:
     axes = _find_spec(table, path, array.shape, mesh)
     if mesh.shape["fsdp"] == 1 or "fsdp" not in axes:
       return array
@@ -257,7 +257,7 @@ def make_gather(table: Table, mesh: Mesh, dtype: DTypeLike) -> Callable[[str, ja
       x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
     return x.reshape(array.shape)
 
-  return whole
+  return gather
 
 
 def find_average_shardings(

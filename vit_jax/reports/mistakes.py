@@ -36,7 +36,7 @@ def make_chapter(
   details: AccuracyDetails,
   squares: Squares,
   intervals: Mapping[str, tuple[float, float]] | None = None,
-  whole: int | None = None,
+  split_size: int | None = None,
   about: str = "",
 ) -> page.Chapter:
   """Returns the chapter. Its figures are those of `metrics`.
@@ -46,7 +46,7 @@ def make_chapter(
     squares: function from positions in the source to cropped and scaled images, uint8 (S, S, 3). It returns None for an
       image that no longer exists.
     intervals: intervals of figures by name, if they were computed.
-    whole: number of images of the split, if only some of them were evaluated.
+    split_size: number of images of the split, if only some of them were evaluated.
     about: additional text for the introduction.
   """
   source, predictions, way = details
@@ -56,8 +56,8 @@ def make_chapter(
   right = _find_right(predictions)
   all_ = (
     f"all {format_amount(count, 'image')}"
-    if whole in (None, count)
-    else f"{count:,} of {format_amount(whole, 'image')}"
+    if split_size in (None, count)
+    else f"{count:,} of {format_amount(split_size, 'image')}"
   )
   words = f"{_format_split(source)}, {all_}: {right.sum():,} right, {count - right.sum():,} wrong. {about}".strip()
   if predictions.label.ndim == 2:

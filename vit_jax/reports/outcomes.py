@@ -38,7 +38,7 @@ class MeasuredWeights(NamedTuple):
     outcomes: outcomes by the prefix of the figures' names: "" for `test`, "val/", "ema_".
     intervals: intervals of the figures by the same prefixes.
     data: the data choice of the images.
-    whole: number of images of the split. Possibly only some of them were evaluated.
+    split_size: number of images of the split. Possibly only some of them were evaluated.
   """
 
   experiment: Experiment
@@ -46,7 +46,7 @@ class MeasuredWeights(NamedTuple):
   outcomes: dict[str, Outcome]
   intervals: dict[str, run_evaluation.Intervals]
   data: EvalData
-  whole: int
+  split_size: int
 
 
 def make_chapters(workdir: pathlib.Path, limit: int = LIMIT) -> tuple[list[page.Chapter], MeasuredWeights | None]:
@@ -107,7 +107,7 @@ def make_chapter(result: MeasuredWeights) -> page.Chapter:
   about += ", not their average." if len(result.outcomes) > 1 else "."
   details = get_accuracy_details(outcome)
   squares = functools.partial(prepare_images, details.source, result.data)
-  return mistakes.make_chapter(details, squares, result.intervals[prefix], result.whole, about)
+  return mistakes.make_chapter(details, squares, result.intervals[prefix], result.split_size, about)
 
 
 def select_pictures(result: MeasuredWeights, count: int) -> list[tuple[np.ndarray, list[str]]]:

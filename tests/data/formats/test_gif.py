@@ -20,21 +20,23 @@ NUMBERS = DRAW.integers(0, 16, (HEIGHT, WIDTH))
 PIXELS = PALETTE[NUMBERS]
 
 
-def whole(*frames, **options):
+def build_gif(*frames, **options):
   return gif(WIDTH, HEIGHT, *frames, **options)
 
 
 FULL = {
-  "GIF87a": whole(gif_frame(NUMBERS), palette=PALETTE, version=b"GIF87a"),
-  "interlaced": whole(gif_frame(NUMBERS, interlaced=True), palette=PALETTE),
-  "own palette": whole(gif_frame(NUMBERS, own=PALETTE), palette=OTHER),
-  "only an own palette": whole(gif_frame(NUMBERS, own=PALETTE), background=7),
-  "transparent": whole(gif_frame(NUMBERS, transparent=3), palette=PALETTE, background=5),
-  "two frames": whole(gif_frame(NUMBERS), gif_frame(NUMBERS[::-1]), palette=PALETTE),
-  "two frames, transparent": whole(gif_frame(NUMBERS, transparent=0), gif_frame(NUMBERS[::-1]), palette=PALETTE),
-  **{f"disposal {i}": whole(gif_frame(NUMBERS, disposal=i), gif_frame(NUMBERS), palette=PALETTE) for i in range(1, 4)},
-  "bytes of zero between blocks": whole(b"\0\0" + gif_frame(NUMBERS), palette=PALETTE),
-  "comments and another extension": whole(
+  "GIF87a": build_gif(gif_frame(NUMBERS), palette=PALETTE, version=b"GIF87a"),
+  "interlaced": build_gif(gif_frame(NUMBERS, interlaced=True), palette=PALETTE),
+  "own palette": build_gif(gif_frame(NUMBERS, own=PALETTE), palette=OTHER),
+  "only an own palette": build_gif(gif_frame(NUMBERS, own=PALETTE), background=7),
+  "transparent": build_gif(gif_frame(NUMBERS, transparent=3), palette=PALETTE, background=5),
+  "two frames": build_gif(gif_frame(NUMBERS), gif_frame(NUMBERS[::-1]), palette=PALETTE),
+  "two frames, transparent": build_gif(gif_frame(NUMBERS, transparent=0), gif_frame(NUMBERS[::-1]), palette=PALETTE),
+  **{
+    f"disposal {i}": build_gif(gif_frame(NUMBERS, disposal=i), gif_frame(NUMBERS), palette=PALETTE) for i in range(1, 4)
+  },
+  "bytes of zero between blocks": build_gif(b"\0\0" + gif_frame(NUMBERS), palette=PALETTE),
+  "comments and another extension": build_gif(
     b"\x21\xfe\x03abc\0" + b"\x21\xff\x0bNETSCAPE2.0\x03\1\0\0\0" + gif_frame(NUMBERS), palette=PALETTE
   ),
 }
@@ -48,7 +50,7 @@ def test_frame_that_fills_the_screen_has_the_colours_of_its_palette(name):
 
 @pytest.mark.parametrize("background", [16, 99, 255])
 def test_background_outside_the_palette_is_accepted(background):
-  data = whole(gif_frame(NUMBERS), palette=PALETTE, background=background)
+  data = build_gif(gif_frame(NUMBERS), palette=PALETTE, background=background)
   np.testing.assert_array_equal(decoded(data), PIXELS)
 
 
@@ -75,7 +77,7 @@ def test_palettes_have_two_to_256_colours(colours):
 
 
 def test_index_outside_the_palette_is_black():
-  image = decoded(whole(gif_frame(NUMBERS), palette=PALETTE[:8]))
+  image = decoded(build_gif(gif_frame(NUMBERS), palette=PALETTE[:8]))
   np.testing.assert_array_equal(image, np.where((NUMBERS < 8)[..., None], PALETTE[NUMBERS % 8], 0))
 
 
@@ -88,18 +90,21 @@ def test_files_written_by_pillow_have_its_pixels(interlace):
 
 # Files that are refused.
 
-CUT = whole(gif_frame(NUMBERS), palette=PALETTE)
+CUT = build_gif(gif_frame(NUMBERS), palette=PALETTE)
 
 
 @pytest.mark.parametrize(
   ("data", "reason"),
   [
-    (whole(gif_frame(NUMBERS)), "without a palette"),
-    (whole(gif_frame(NUMBERS, 1, 0), palette=PALETTE), r"11 x 9 pixels at \(0, 1\) outside its screen of 11 x 9"),
+    (build_gif(gif_frame(NUMBERS)), "without a palette"),
+    (build_gif(gif_frame(NUMBERS, 1, 0), palette=PALETTE), r"11 x 9 pixels at \(0, 1\) outside its screen of 11 x 9"),
     (gif(0, 0, gif_frame(NUMBERS), palette=PALETTE), "0 x 0 pixels"),
-    (whole(palette=PALETTE), "without a frame"),
-    (whole(b"\x21\xfe" + b"\1a" * 2**20 + b"\0" + gif_frame(NUMBERS), palette=PALETTE), "more than 1,048,576 blocks"),
-    (whole(bytes(2**21) + gif_frame(NUMBERS), palette=PALETTE), "without a frame"),
+    (build_gif(palette=PALETTE), "without a frame"),
+    (
+      build_gif(b"\x21\xfe" + b"\1a" * 2**20 + b"\0" + gif_frame(NUMBERS), palette=PALETTE),
+      "more than 1,048,576 blocks",
+    ),
+    (build_gif(bytes(2**21) + gif_frame(NUMBERS), palette=PALETTE), "without a frame"),
     (b"GIF89a" + bytes(3), "cut off after 9 bytes"),
     *((CUT[:length], "not a complete image") for length in (12, 20, 60, 80, len(CUT) - 2)),
   ],
@@ -113,4 +118,4 @@ def test_gif_without_a_complete_first_frame_is_refused_with_the_reason(data, rea
 def test_frame_with_too_few_pixels_is_refused():
   short = gif_frame(NUMBERS[:4]).replace(b"\x0b\0\4\0", b"\x0b\0\x09\0", 1)
   with pytest.raises(DecodeError, match="not a complete image"):
-    decoded(whole(short, palette=PALETTE))
+    decoded(build_gif(short, palette=PALETTE))

@@ -178,4 +178,4 @@ def test_empty_runs_and_repeated_bytes_of_packbits_are_decoded():
 def test_sizes_of_strips_are_known_from_the_header():
   strips = headers.read(made(DEFLATE)).layout.strips
   assert strips.needed.tolist() == [1200, 1200, 600]
-  assert (strips.whole, strips.across, strips.down, strips.columns) == (1200, 40, 10, 1)
+  assert (strips.full_length, strips.across, strips.down, strips.columns) == (1200, 40, 10, 1)

@@ -91,7 +91,7 @@ def test_invalid_label_is_refused(form, label, tmp_path):
     opened(form, written(form, tmp_path, given), test="train")
 
 
-def class_of_each(source):
+def list_class_names(source):
   return [source.classes[label] for label in labels(source)]
 
 
@@ -105,11 +105,11 @@ def test_numeric_labels_are_the_same_classes_in_every_form(form, kind, tmp_path)
   names = tmp_path / "classes.txt"
   names.write_text("".join(f"animal {i}\n" for i in range(12)))
   source = opened(form, tmp_path / "data", test="train", classes=str(names))
-  assert class_of_each(source) == [f"animal {value}" for value in values]
+  assert list_class_names(source) == [f"animal {value}" for value in values]
   names.write_text("".join(f"{i}\n" for i in sorted(map(str, range(12)))))
   if kind is str:  # in JSON and Parquet, a string is a name
     source = opened(form, tmp_path / "data", test="train", classes=str(names))
-    assert class_of_each(source) == [str(value) for value in values]
+    assert list_class_names(source) == [str(value) for value in values]
   else:
     with pytest.raises(
       schema.ConfigError, match=r"config\.data\.classes: labels are numbers, as 0 at .*000\d|row|line"
@@ -127,7 +127,7 @@ def test_digits_in_a_cls_file_mean_the_same_as_a_json_number(tmp_path):
     forms.tar(tmp_path / f"{i}/train-0.tar", members)
     names.write_text("a\nb\nc\nd\n")
     source = forms.opened("tars", tmp_path / str(i), test="train", classes=str(names))
-    assert class_of_each(source) == ["a", "b", "c", "d"]
+    assert list_class_names(source) == ["a", "b", "c", "d"]
     names.write_text("0\n2\n1\n3\n")
     with pytest.raises(
       schema.ConfigError, match="2 may mean '2', number 1 of the list, or the class at position 2, '1'"
@@ -137,7 +137,7 @@ def test_digits_in_a_cls_file_mean_the_same_as_a_json_number(tmp_path):
 
 def test_names_of_a_parquet_schema_are_numbered_by_position(tmp_path):
   forms.parquet(tmp_path, FILES[:4], [0, 1, 2, 1], names=["10", "0", "1"])
-  assert class_of_each(opened("parquet", tmp_path, test="train")) == ["10", "0", "1", "0"]
+  assert list_class_names(opened("parquet", tmp_path, test="train")) == ["10", "0", "1", "0"]
 
 
 @each_form

@@ -31,7 +31,7 @@ class Strips(NamedTuple):
     offsets: position of each strip in the file, int64 (N,).
     sizes: number of compressed bytes of each strip, int64 (N,).
     needed: number of bytes of each strip without compression, int64 (N,).
-    whole: number of bytes of a strip with all rows. The last strip of a page may have fewer bytes.
+    full_length: number of bytes of a strip with all rows. The last strip of a page may have fewer bytes.
     columns: number of strips or tiles in a row.
     across: number of pixels in a row of a strip.
     down: number of rows of a strip with all rows.
@@ -44,7 +44,7 @@ class Strips(NamedTuple):
   offsets: np.ndarray
   sizes: np.ndarray
   needed: np.ndarray
-  whole: int
+  full_length: int
   columns: int
   across: int
   down: int
@@ -71,10 +71,10 @@ class Strips(NamedTuple):
     if check is None:
       return
     for number, (strip, needed) in enumerate(zip(self.read(data), self.needed.tolist(), strict=True)):
-      if reason := check(strip, needed, self.whole):
+      if reason := check(strip, needed, self.full_length):
         raise DecodeError(f"not a complete image: strip or tile {number} of a TIFF {reason}")
 
-  def _check_jpeg(self, strip: bytes, needed: int, whole: int) -> str | None:
+  def _check_jpeg(self, strip: bytes, needed: int, full_length: int) -> str | None:
     """Decodes a strip as a file. Returns a description of its damage, or None."""
     # Without an end marker and a start marker in the middle.
     file = self.tables[:-2] + strip[2:] if self.tables else strip
@@ -104,7 +104,7 @@ class Strips(NamedTuple):
       DecodeError: if a row is damaged or missing.
     """
     bits = np.empty((height, width), bool)
-    row = self.whole // self.down  # bytes of a row
+    row = self.full_length // self.down  # bytes of a row
     for number, (strip, needed) in enumerate(zip(self.read(data), self.needed.tolist(), strict=True)):
       top, left = number // self.columns * self.down, number % self.columns * self.across
       part = ccitt.decode(strip, needed // row, self.across, self.compression, self.options)
@@ -112,66 +112,66 @@ class Strips(NamedTuple):
     return bits
 
 
-def _compute_limit(whole: int) -> int:
+def _compute_limit(full_length: int) -> int:
   """Returns the length from which a strip is too long.
 
   It is above the regular length, because some programs store extra rows.
   """
-  return 2 * whole + 2**16
+  return 2 * full_length + 2**16
 
 
-def _check_deflate(strip: bytes, needed: int, whole: int) -> str | None:
+def _check_deflate(strip: bytes, needed: int, full_length: int) -> str | None:
   """Returns a description of a strip's damage, or None. zlib compares the Adler-32 checksum."""
   try:
-    return _check_stream(zlib.decompressobj(), strip, needed, whole)
+    return _check_stream(zlib.decompressobj(), strip, needed, full_length)
   except zlib.error as error:
     return f"is damaged: {error}"
 
 
-def _check_lzma(strip: bytes, needed: int, whole: int) -> str | None:
+def _check_lzma(strip: bytes, needed: int, full_length: int) -> str | None:
   """Returns a description of a strip's damage, or None. liblzma compares all checksums."""
   try:
-    return _check_stream(lzma.LZMADecompressor(lzma.FORMAT_XZ, _LZMA_MEMORY), strip, needed, whole)
+    return _check_stream(lzma.LZMADecompressor(lzma.FORMAT_XZ, _LZMA_MEMORY), strip, needed, full_length)
   except lzma.LZMAError as error:
     return f"is damaged: {error}"
 
 
-def _check_stream(stream: Any, strip: bytes, needed: int, whole: int) -> str | None:
+def _check_stream(stream: Any, strip: bytes, needed: int, full_length: int) -> str | None:
   """Returns a description of a strip's damage, or None. `stream` is a decompressor with the interface of Python's."""
-  length = len(stream.decompress(strip, _compute_limit(whole)))
-  if length >= _compute_limit(whole):
+  length = len(stream.decompress(strip, _compute_limit(full_length)))
+  if length >= _compute_limit(full_length):
     return f"has more than {format_amount(needed, 'byte')}"
   if not stream.eof:
     return "has no end"
   return f"has {length:,} of {format_amount(needed, 'byte')}" if length < needed else None
 
 
-def _check_zstd(strip: bytes, needed: int, whole: int) -> str | None:
+def _check_zstd(strip: bytes, needed: int, full_length: int) -> str | None:
   """Returns a description of a strip's damage, or None. Zstandard compares the checksum of a frame if it has one."""
   import pyarrow  # imported here because it takes 0.3 s and most runs do not need it
 
   try:
     with pyarrow.CompressedInputStream(pyarrow.BufferReader(strip), "zstd") as stream:
-      length = len(stream.read(_compute_limit(whole)))
+      length = len(stream.read(_compute_limit(full_length)))
   except OSError as error:
     return f"is damaged: {error}"
-  if length >= _compute_limit(whole):
+  if length >= _compute_limit(full_length):
     return f"has more than {format_amount(needed, 'byte')}"
   return f"has {length:,} of {format_amount(needed, 'byte')}" if length < needed else None
 
 
-def _check_packbits(strip: bytes, needed: int, whole: int) -> str | None:
+def _check_packbits(strip: bytes, needed: int, full_length: int) -> str | None:
   """Returns a description of a strip's damage, or None. A run must end where the rows end."""
   at = length = 0
   while at < len(strip) and not (length == needed and _is_padding(strip, at)):
     head = strip[at]
     at += head + 2 if head < 128 else 2 if head > 128 else 1
     length += head + 1 if head < 128 else 257 - head if head > 128 else 0
-    if length > whole:
+    if length > full_length:
       break
   if at > len(strip) or length < needed:
     return f"ends after {length:,} of {format_amount(needed, 'byte')}"
-  return f"has {length:,} or more bytes instead of {needed:,}" if length not in (needed, whole) else None
+  return f"has {length:,} or more bytes instead of {needed:,}" if length not in (needed, full_length) else None
 
 
 def _is_padding(strip: bytes, at: int) -> bool:
