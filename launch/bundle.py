@@ -59,7 +59,7 @@ class Bundle:
     commit = f"commit {self.commit[:7]}" if self.commit else "no commit yet"
     return f"{commit}{', changed' * self.dirty}, bundle {self.sha[:12]}"
 
-  def about(self) -> str:
+  def to_json(self) -> str:
     """Returns all fields as JSON, with counts instead of content and names."""
     values = dataclasses.asdict(dataclasses.replace(self, content=b"", names=()))
     return json.dumps({**values, "content": len(self.content), "names": len(self.names)}, indent=1)
@@ -96,8 +96,8 @@ def make_bundle(folder: pathlib.Path) -> Bundle:
 def upload(storage: Disk | Bucket, bundle: Bundle) -> None:
   """Writes a bundle into the directory of a run, unless it is there. Raises UnknownError or LaunchError."""
   name = f"code/{bundle.sha}.tgz"
-  storage.write(f"code/{bundle.sha}.json", bundle.about().encode())
-  if name not in storage.names(name):
+  storage.write(f"code/{bundle.sha}.json", bundle.to_json().encode())
+  if name not in storage.list_names(name):
     with contextlib.suppress(FileExistsError):  # another process was faster, with the same bytes
       storage.write(name, bundle.content, generation=0)
 

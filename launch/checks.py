@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import bundle, errors, preflight, tpus
-from .errors import LaunchError, UnknownError, amount
+from .errors import LaunchError, UnknownError, format_amount
 from .preflight import Finding, get_bucket_url, run_check
 from .spec import Run, find_flag_value, find_flag_values
 from .storage import Bucket
@@ -81,7 +81,13 @@ def check_run(
   except (LaunchError, UnknownError) as error:
     add([Finding("refuse", f"code: {error}")])
     return found
-  add([Finding("note", f"code: {code.words}, {amount(len(code.names), 'file')}, {len(code.content) / 1e6:,.1f} MB")])
+  add(
+    [
+      Finding(
+        "note", f"code: {code.words}, {format_amount(len(code.names), 'file')}, {len(code.content) / 1e6:,.1f} MB"
+      )
+    ]
+  )
   add(check_slice(run))
   add(check_module(run, code.names))
   if add([*check_files(run, root, code.names), *check_tracker(run)]) == errors.USAGE:
@@ -128,8 +134,8 @@ def check_slice(run: Run) -> Iterator[Finding]:
     text = f"--slices: {run.slices}; on GKE, several slices must have several hosts each, but {run.tpu} has one host"
     yield Finding("refuse", f"{text}. Use a larger slice, or --backend=qr")
   where = f", in {', '.join(run.zones)}" if run.zones else ""
-  machines = f"{f'{run.slices} x ' * (run.slices > 1)}{run.tpu}, {amount(slice_.chips, 'chip')}"
-  yield Finding("note", f"machines: {machines} of {amount(slice_.hosts, 'host')}{where}")
+  machines = f"{f'{run.slices} x ' * (run.slices > 1)}{run.tpu}, {format_amount(slice_.chips, 'chip')}"
+  yield Finding("note", f"machines: {machines} of {format_amount(slice_.hosts, 'host')}{where}")
 
 
 def check_module(run: Run, names: Sequence[str]) -> Iterator[Finding]:
@@ -225,7 +231,9 @@ def check_bucket(run: Run, flag: str, path: str) -> list[Finding]:
   """
   kind = "refuse" if flag == "--workdir" else "warn"
   return (
-    run_check(flag, lambda: check_region(run, path, Bucket(path).location(), kind)) if path.startswith("gs://") else []
+    run_check(flag, lambda: check_region(run, path, Bucket(path).read_region(), kind))
+    if path.startswith("gs://")
+    else []
   )
 
 
@@ -259,7 +267,7 @@ def judge_plan(run: Run, plan: Mapping[str, Any]) -> Iterator[Finding]:
   days = plan["core_days"]
   text = (
     f"{plan['hbm_bytes'] / 2**30:.1f} of {plan['hbm_limit'] / 2**30:.1f} GiB of each device, {plan['mesh']}; "
-    f"{amount(plan['steps'], 'step')} of {plan['step_seconds'] * 1e3:,.1f} ms, {plan['hours']:,.1f} hours, "
+    f"{format_amount(plan['steps'], 'step')} of {plan['step_seconds'] * 1e3:,.1f} ms, {plan['hours']:,.1f} hours, "
     f"{days:,.{0 if days >= 100 else 1}f} core-days, by the compiler's estimate"
   )
   yield Finding("note", f"{run.tpu}: fits, {text}")

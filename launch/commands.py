@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, run: Run) -> int:
   run = set_default_cluster(run)
   engine_ = engine_of(run)
   if args.dry_run:
-    print(engine_.commands(1, int(time.time() + run.max_hours * 3600)).script)
+    print(engine_.list_commands(1, int(time.time() + run.max_hours * 3600)).script)
     return errors.DONE
   print_line(f"{run.name}: bundling the code")  # takes seconds on a slow disk
   code = bundle.make_bundle(pathlib.Path.cwd())
@@ -91,7 +91,7 @@ def _check_name(run: Run, event_log: EventLog, engine_: states.Engine) -> None:
       f"{_format_names(run, remaining)} may still exist with another {differing[0]} "
       f"({getattr(event_log.run, differing[0])!r}). python -m launch down {run.name} deletes it"
     )
-  resources, troubles = engine_.inventory(run.zones)
+  resources, troubles = engine_.list_resources(run.zones)
   for location, why in troubles.items():
     print_line(f"{location} did not report the machines of {run.name}: {why}")
   for resource in resources:
@@ -99,7 +99,7 @@ def _check_name(run: Run, event_log: EventLog, engine_: states.Engine) -> None:
       raise LaunchError(
         f"{resource.name} exists in {resource.location} ({resource.detail}), and no event log here contains it. "
         f"python -m launch adopt {run.name} --workdir=… continues it. Or choose another name, or delete it: "
-        f"{engine_.commands(resource).delete}"
+        f"{engine_.list_commands(resource).delete}"
       )
 
 
@@ -116,7 +116,7 @@ def confirm_run(event_log: EventLog, yes: bool = False) -> EventLog:
   hidden = ("name", "module", "args", "limits", "workdir", "max_failures")
   values = {field.name: getattr(run, field.name) for field in dataclasses.fields(run) if field.name not in hidden}
   rows = {key: value for key, value in values.items() if value and value != getattr(Run, key, None)}
-  rows |= {"code": (event_log.last("run") or {}).get("sha", ""), "workdir": run.workdir,
+  rows |= {"code": (event_log.find_last_event("run") or {}).get("sha", ""), "workdir": run.workdir,
            "program": shlex.join([run.module, *run.args])}  # fmt: skip
   lines = [f"  {key.replace('_', ' '):<17}{_format_value(value)}" for key, value in rows.items()]
   print(f"{run.name}: this machine did not start the run that {run.folder} describes:", *lines, sep="\n", flush=True)
@@ -140,7 +140,7 @@ def _ask_user(question: str) -> bool:
 
 
 def _format_names(run: Run, attempts: Sequence[int]) -> str:
-  return ", ".join(map(run.attempt, attempts))
+  return ", ".join(map(run.get_attempt_name, attempts))
 
 
 def adopt(args: argparse.Namespace) -> int:
@@ -163,7 +163,11 @@ def restart(args: argparse.Namespace) -> int:
     text = "has no machines now, and its watcher creates others"
     raise LaunchError(f"{run.name} {text}. python -m launch adopt {run.name} watches it")
   files = mailbox.Mailbox(open_storage(run.folder), state.attempt)
-  tries = [state.try_, files.order().try_, *(report.try_ for report, _ in files.reports(run.workers).values())]
+  tries = [
+    state.try_,
+    files.read_order().try_,
+    *(report.try_ for report, _ in files.read_reports(run.workers).values()),
+  ]
   order = mailbox.Order(max(tries) + (not args.fresh_vm), fresh=args.fresh_vm)
   with contextlib.ExitStack() as stack:
     try:
@@ -187,18 +191,17 @@ def stop(args: argparse.Namespace) -> int:
   if event_log.state.stage != WATCHING:
     raise LaunchError(f"{run.name} has no machines now. python -m launch down {run.name} ends the run")
   files = mailbox.Mailbox(open_storage(run.folder), attempt)
-  files.write_order(mailbox.Order(max(1, files.order().try_), stop=True))
+  files.write_order(mailbox.Order(max(1, files.read_order().try_), stop=True))
   deadline, active = time.monotonic() + 3 * run.limits.beat + run.limits.grace, []
   while time.monotonic() < deadline:
-    reports = files.reports(run.workers)
+    reports = files.read_reports(run.workers)
     active = [w for w, (report, _) in reports.items() if report.phase in (mailbox.RUNNING, mailbox.INSTALLING)]
     if reports and not active:
       codes = ", ".join(f"w{w:02d}: {report.exit}" for w, (report, _) in reports.items())
       cost = " and continue to cost" * run.billed
       kept = f"its machines are kept{cost}: python -m launch restart {run.name}, or down"
-      print_line(
-        f"{run.attempt(attempt)} is stopped ({codes}); {'it keeps no machines' if run.restarts_itself else kept}"
-      )
+      fate = "it keeps no machines" if run.restarts_itself else kept
+      print_line(f"{run.get_attempt_name(attempt)} is stopped ({codes}); {fate}")
       return errors.DONE
     time.sleep(min(STOP_POLL, run.limits.beat))
   worker = active[0] if active else 0
@@ -272,7 +275,7 @@ def _record_end(event_log: EventLog, last: State | None, was_open: bool, remaini
   code, text = 0, "deleted by down"
   if last and last.end and not was_open and last.end[0] not in (errors.DETACHED, errors.BILLING):
     code, text = last.end
-  number = last.attempt if last else max(event_log.attempts(), default=0)
+  number = last.attempt if last else max(event_log.list_attempts(), default=0)
   used = last.used if last else 0.0
   state = State(number, stage=OVER, end=(code, text), unverified=tuple(remaining), used=used)
   event_log.append("end", state, code=code if clean else errors.BILLING, text=text)

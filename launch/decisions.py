@@ -10,7 +10,7 @@ budget.
 from dataclasses import replace
 
 from . import errors, mailbox, states
-from .errors import amount
+from .errors import format_amount
 from .spec import Run
 from .states import DELETING, IDLE, OVER, WATCHING, Action, Observation, State
 
@@ -169,7 +169,8 @@ def _continue_deletion(run: Run, state: State, observation: Observation) -> Deci
   # A laptop that slept has waited for long without a look.
   if waited > run.limits.delete and state.deletion_polls > DELETION_POLLS:
     if found != states.DELETING and not state.end:
-      text = f"{run.attempt(state.attempt)} could not be deleted for {waited:.0f} s, and no other attempt is created"
+      name = run.get_attempt_name(state.attempt)
+      text = f"{name} could not be deleted for {waited:.0f} s, and no other attempt is created"
       state = replace(state, end=(errors.BILLING, text))
     return _leave_attempt(state, observation, "unverified")
   return (
@@ -348,7 +349,7 @@ def _handle_failure(
   """Starts another try while the budget lasts: on the same machines, or on others if `fresh`."""
   state = replace(state, failures=state.failures + 1)
   if state.failures >= run.max_failures:
-    text = f"{amount(state.failures, 'try', 'tries')} without a new checkpoint; the last: {text}"
+    text = f"{format_amount(state.failures, 'try', 'tries')} without a new checkpoint; the last: {text}"
     return _end_run(run, state, observation, "failed", errors.GAVE_UP, text, tail, keep=run.keep_on_fail)
   if fresh:
     return _replace_machines(run, state, observation, "failed", text, tail, lost=0)

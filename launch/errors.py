@@ -122,13 +122,13 @@ def replace_unprintable(text: str) -> str:
   return text if text.isprintable() else "".join(c if c.isprintable() or c in "\t\n" else "�" for c in text)
 
 
-def to_one_line(text: object) -> str:
+def join_lines(text: object) -> str:
   """Returns a text without line breaks, with which a text of others could imitate further lines."""
   return " ".join(str(text).split())
 
 
-def amount(number: int, noun: str, plural: str = "") -> str:
-  """Returns a number with its noun, as `amount` of vit_jax.schema does, which `launch` cannot import."""
+def format_amount(number: int, noun: str, plural: str = "") -> str:
+  """Returns a number with its noun, as `format_amount` of vit_jax.schema does, which `launch` cannot import."""
   return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 

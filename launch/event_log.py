@@ -109,7 +109,7 @@ class EventLog:
     """Continues with the events of the copy. Raises LaunchError if this machine has an open run of this name."""
     mine, theirs, name = _find_run(self.events), _find_run(found), self._path.stem
     if self.list_remaining() and mine and theirs and mine.folder != theirs.folder:
-      attempts = ", ".join(mine.attempt(attempt) for attempt in self.list_remaining())
+      attempts = ", ".join(mine.get_attempt_name(attempt) for attempt in self.list_remaining())
       raise LaunchError(
         f"{name} on this machine is the run of {mine.workdir}, and {attempts} may still exist. First run "
         f"python -m launch down {name}; or set XDG_STATE_HOME to another directory for the run of {theirs.workdir}"
@@ -173,11 +173,11 @@ class EventLog:
     """Returns whether the run has not ended."""
     return bool(self.events) and self.events[-1]["event"] != "end"
 
-  def last(self, event: str) -> dict[str, Any] | None:
+  def find_last_event(self, event: str) -> dict[str, Any] | None:
     """Returns the newest event of this name."""
     return next((each for each in reversed(self.events) if each["event"] == event), None)
 
-  def attempts(self) -> list[int]:
+  def list_attempts(self) -> list[int]:
     """Returns all attempts that were requested."""
     return sorted({event["attempt"] for event in self.events if event["event"] == "intent"})
 

@@ -92,7 +92,7 @@ class Reporter:
       self._turn.wait_for(lambda: self._done >= wanted or self._closed, seconds)
     if self._closed:  # the thread has ended because of a bug, and this is the last report
       with contextlib.suppress(UnknownError, LaunchError):
-        self.mailbox.report(dataclasses.replace(self.report, clock=time.time()))
+        self.mailbox.write_report(dataclasses.replace(self.report, clock=time.time()))
     return self._done >= wanted
 
   def close(self) -> None:
@@ -126,9 +126,9 @@ class Reporter:
     try:
       self._send_log(report)  # the log comes first, because the reader of a last report may delete the machine
     finally:
-      self.mailbox.report(dataclasses.replace(report, clock=time.time()))
+      self.mailbox.write_report(dataclasses.replace(report, clock=time.time()))
     try:
-      self.order = self.mailbox.order()
+      self.order = self.mailbox.read_order()
     finally:  # an invalid order does not delay reports
       with self._turn:
         self._done = wanted
@@ -260,7 +260,7 @@ class Executor:
     """Returns whether all workers have reached a try with the same code. Adds the workers that have to `met`."""
     for other in sorted(set(range(self.run.workers)) - met):
       try:
-        report, age = self.mailbox.seen(other) or (mailbox.WorkerReport(other), 0.0)
+        report, age = self.mailbox.read_report(other) or (mailbox.WorkerReport(other), 0.0)
       except (UnknownError, LaunchError):
         return False
       silent = report.phase == READY and age > self.limits.silence
@@ -288,7 +288,7 @@ class Executor:
     """Runs the program of a try. Returns its exit code."""
     self._note_try(try_)
     run = self.run
-    self.log.write(f"try {try_} of {run.attempt(self.attempt.number)}, worker {self.number} of {run.workers}")
+    self.log.write(f"try {try_} of {run.get_attempt_name(self.attempt.number)}, worker {self.number} of {run.workers}")
     start, status = self.log.begin(), self.own.folder / "status.json"
     variables = program.make_environment(
       run, self.number, self.engine, self.coordinator, status, self.folder, self.secrets
@@ -299,7 +299,7 @@ class Executor:
       code, why = self._watch(child, try_)
     finally:
       survivors = child.close()
-    tail = self.log.tail(start)
+    tail = self.log.read_tail(start)
     code, meaning = child.explain(code, tail)
     detail = "; ".join(filter(None, (why, meaning, f"processes {survivors} survive SIGKILL" if survivors else "")))
     self.log.write(f"try {try_} ended with {code}{': ' if detail else ''}{detail}")
@@ -312,7 +312,7 @@ class Executor:
   def _is_any_asked(self, try_: int) -> bool:
     """Returns True if the program of any worker was asked to stop, or if this is unknown. All programs then end."""
     try:
-      reports = self.mailbox.reports(self.run.workers).values()
+      reports = self.mailbox.read_reports(self.run.workers).values()
     except (UnknownError, LaunchError):
       return True
     return bool(self.mailbox.unreadable) or any(report.asked for report, _ in reports if report.try_ == try_)

@@ -19,8 +19,8 @@ from .errors import (
   LaunchError,
   QuotaError,
   UnknownError,
-  amount,
   call,
+  format_amount,
   parse_json,
 )
 from .states import (  # fmt: skip
@@ -309,7 +309,7 @@ def _get_node_status(name: str, node: Mapping[str, Any] | None, hosts: int) -> M
     state = STARTING
   if len(addresses) != hosts:
     without = "".join(f", none for worker {i}" for i, address in enumerate(endpoints) if not address)
-    details.append(f"{len(addresses)} of {amount(hosts, 'host')} with an address{without}")
+    details.append(f"{len(addresses)} of {format_amount(hosts, 'host')} with an address{without}")
   details += [text for text in (health if health not in HEALTHY else "", node.get("healthDescription")) if text]
   details += [f"{each.get('symptomType')} of worker {each.get('workerId', '?')}" for each in node.get("symptoms", [])]
   return MachineStatus(

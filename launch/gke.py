@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import errors, manifests, spec, states, tpus
-from .errors import DENIED, USAGE, LaunchError, QuotaError, UnknownError, amount
+from .errors import DENIED, USAGE, LaunchError, QuotaError, UnknownError, format_amount
 from .manifests import JOBSETS
 from .states import Commands, MachineStatus, Resource
 
@@ -135,7 +135,7 @@ class Engine:
 
   def _create(self, attempt: int, kind: str, value: Mapping[str, object]) -> dict[str, Any]:
     """Creates an object and returns it. An object of this attempt that exists is accepted."""
-    name = self._run.attempt(attempt)
+    name = self._run.get_attempt_name(attempt)
     try:
       return _read_object([*self._base, "create", "--filename=-"], json.dumps(value))
     except FileExistsError:
@@ -144,8 +144,8 @@ class Engine:
       found = _read_object([*self._base, "get", kind, name])
     except LookupError as error:
       raise UnknownError(f"{kind} {name} existed a moment ago, but was deleted: {error}") from error
-    if not self._run.labels(attempt).items() <= _get_labels(found).items():
-      place = self._run.location(attempt)
+    if not self._run.make_labels(attempt).items() <= _get_labels(found).items():
+      place = self._run.find_location(attempt)
       raise LaunchError(
         f"{kind} {name} in {place} is in use: it is {_get_owner(found)}. Choose another name for the run"
       )
@@ -153,7 +153,7 @@ class Engine:
 
   def look(self, attempt: int) -> MachineStatus:
     """See states.Engine."""
-    name = self._run.attempt(attempt)
+    name = self._run.get_attempt_name(attempt)
     try:
       jobset = _read_object([*self._base, "get", JOBSETS, name])
     except (LookupError, NoJobSetError) as error:
@@ -171,7 +171,7 @@ class Engine:
 
   def _confirm_absence(self, attempt: int, error: Exception) -> MachineStatus:
     """Returns ABSENT or DELETING for a JobSet that was not found. A list must confirm it."""
-    name, has_jobsets = self._run.attempt(attempt), not isinstance(error, LaunchError)
+    name, has_jobsets = self._run.get_attempt_name(attempt), not isinstance(error, LaunchError)
     remaining = self._select_objects(f"{JOBSETS},{_OWNED}" if has_jobsets else _OWNED, attempt)
     named = re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])|JobSet", str(error))
     if any(item.get("kind") == "JobSet" for item in remaining) or not named:
@@ -197,7 +197,7 @@ class Engine:
       if _get_labels(found).get("vitjax") and self._resource(found).has_labels_of(target):
         run_kubectl([*words, *_build_deletion(target.name)])
 
-  def inventory(self, zones: Sequence[str]) -> tuple[list[Resource], dict[str, str]]:
+  def list_resources(self, zones: Sequence[str]) -> tuple[list[Resource], dict[str, str]]:
     """See states.Engine. Lists the namespace of the run; the whole cluster if `zones` is ("-",)."""
     everywhere = "-" in zones
     try:
@@ -206,23 +206,23 @@ class Engine:
       return [], {self._location("*" if everywhere else self._run.namespace): str(error)}
     return [self._resource(item) for item in items], {}
 
-  def shell(self, attempt: int, worker: int, words: Sequence[str]) -> list[str]:
+  def build_shell_command(self, attempt: int, worker: int, words: Sequence[str]) -> list[str]:
     """See states.Engine."""
     pods = (pod for pod in self._select_objects("pods", attempt) if self._worker(pod) == worker)
     running = [pod for pod in pods if pod.get("status", {}).get("phase") == "Running" and not _is_deleting(pod)]
     if not running:
-      name = self._run.attempt(attempt)
+      name = self._run.get_attempt_name(attempt)
       raise LaunchError(f"worker {worker} of {name} has no running pod. See python -m launch status {self._run.name}")
     name, terminal = running[-1]["metadata"]["name"], [] if words else ["--stdin", "--tty"]
     return [*self._base, "exec", *terminal, name, f"--container={manifests.CONTAINER}", "--", *(words or ["sh"])]
 
-  def commands(self, target: int | Resource, expires: int = 0) -> Commands:
+  def list_commands(self, target: int | Resource, expires: int = 0) -> Commands:
     """See `launch.states.Engine`."""
     if isinstance(target, Resource):
       words = build_base_command(self._run.cluster, target.location.rpartition("/")[2])
       return Commands("", shlex.join([*words, *_build_deletion(target.name)[:-1]]))
     attempt = target
-    name, last, get = self._run.attempt(attempt), self._run.workers - 1, [*self._base, "get"]
+    name, last, get = self._run.get_attempt_name(attempt), self._run.workers - 1, [*self._base, "get"]
     create = shlex.join(build_executed_command([*self._base, "create", "--filename=-", "--output=json"]))
     selector = [self._selector(attempt), "--output=json"]
     pod = [*self._base, "exec", "--stdin", "--tty", "POD", f"--container={manifests.CONTAINER}", "--", "sh"]
@@ -247,7 +247,7 @@ class Engine:
     return _list_items([*self._base, "get", kinds, self._selector(attempt)])
 
   def _selector(self, attempt: int) -> str:
-    return "--selector=" + ",".join(f"{key}={value}" for key, value in self._run.labels(attempt).items())
+    return "--selector=" + ",".join(f"{key}={value}" for key, value in self._run.make_labels(attempt).items())
 
   def _location(self, namespace: str) -> str:
     return f"{self._run.cluster or 'current context'}/{namespace}"
@@ -279,8 +279,8 @@ class Engine:
     homeless = [(pod, wait) for pod in current.values() if (wait := _find_unschedulable(pod))]
     if homeless and len(homeless) == len(current):  # machines without nodes are not billed
       why = self._explain_scaling(homeless[0][0]) or homeless[0][1].get("message", "")
-      return MachineStatus(states.QUEUED, f"{len(homeless)} of {amount(workers, 'pod')} without a node: {why}")
-    details = [f"{len(there)} of {amount(workers, 'pod')} of {jobset['metadata']['name']} running"]
+      return MachineStatus(states.QUEUED, f"{len(homeless)} of {format_amount(workers, 'pod')} without a node: {why}")
+    details = [f"{len(there)} of {format_amount(workers, 'pod')} of {jobset['metadata']['name']} running"]
     if restarts:
       message = _get_conditions(jobset).get("RestartingJobSet", {}).get("message", "")
       counted = status.get("restartsCountTowardsMax", 0)

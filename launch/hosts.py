@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import errors, event_log, manifests, service, spec, states
-from .errors import CALL, LaunchError, UnknownError, amount
+from .errors import CALL, LaunchError, UnknownError, format_amount
 
 DEADLINE = CALL  # seconds for a command
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15",
@@ -81,7 +81,7 @@ class Engine:
         lambda host: _call_worker(host, self._stop(target), self._run.limits.grace), self._hosts, _AT_ONCE
       )
 
-  def inventory(self, zones: Sequence[str]) -> tuple[list[states.Resource], dict[str, str]]:
+  def list_resources(self, zones: Sequence[str]) -> tuple[list[states.Resource], dict[str, str]]:
     """Returns all attempts on the hosts of this run."""
     found, silent = [], {}
     for host in self._hosts:
@@ -92,14 +92,14 @@ class Engine:
         silent[location] = str(error)
     return found, silent
 
-  def shell(self, attempt: int, worker: int, words: Sequence[str]) -> list[str]:
+  def build_shell_command(self, attempt: int, worker: int, words: Sequence[str]) -> list[str]:
     """Returns a command of ssh, or the words themselves on this machine."""
     if self._local:
       return list(words) or [os.environ.get("SHELL", "/bin/sh")]
     host = self._run.hosts[worker]
     return [*_SSH, host, f"{shlex.join(words)}; exit $?"] if words else ["ssh", "-t", *_SSH[1:], host]
 
-  def commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
+  def list_commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
     """See `launch.states.Engine`. This process inspects the local machine with the same function as the command."""
     if isinstance(target, states.Resource):
       return states.Commands(
@@ -114,7 +114,7 @@ class Engine:
       ("inspect", [_format_command(host, look) for host in self._hosts]),
       ("delete", delete),
       (f"ssh: python -m launch ssh {self._run.name} --worker=N",
-       [self.shell(attempt, number, []) for number, _ in self._workers[: len(self._hosts)]]),
+       [self.build_shell_command(attempt, number, []) for number, _ in self._workers[: len(self._hosts)]]),
     )  # fmt: skip
     return states.Commands(script, " && ".join(delete))
 
@@ -151,9 +151,9 @@ def make_resources(services: Iterable[Mapping[str, object]], location: str) -> l
     states.Resource(
       name=f"{run}-a{attempt}", location=location, run=run, owner=str(found[0].get("owner", "")), attempt=attempt,
       state=states.READY if all(each["alive"] for each in found) else states.LOST,
-      detail=f"{sum(each['alive'] for each in found)} of {amount(len(found), 'worker')} alive, for {folder}",
+      detail=f"{sum(each['alive'] for each in found)} of {format_amount(len(found), 'worker')} alive, for {folder}",
       expires=found[0].get("expires", 0), created=min(each["made"] for each in found),
-      kind=amount(len(found), "process", "processes"), mark=spec.compute_label(folder),
+      kind=format_amount(len(found), "process", "processes"), mark=spec.compute_label(folder),
     )
     for (run, attempt, folder), found in attempts.items()
   ]  # fmt: skip

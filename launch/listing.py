@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from . import commands, errors, mailbox, removal, spec, states
-from .errors import LaunchError, UnknownError, format_utc, print_line, to_one_line
+from .errors import LaunchError, UnknownError, format_utc, join_lines, print_line
 from .event_log import EventLog, list_runs
 from .mailbox import LeaseHeldError
 from .removal import ELSEWHERE, RunFacts
@@ -123,7 +123,7 @@ def _collect_machine(run: Run, resource: states.Resource, force: bool) -> bool:
     print_line(f"{resource.name}: not deleted: the directory of its run does not answer ({error})")
     return False
 
-  def before() -> None:
+  def confirm_lease() -> None:
     if not lease.renew():
       raise UnknownError("the lease in the run's directory may have been lost")
     facts = _read_facts(run.name, lease)
@@ -131,7 +131,7 @@ def _collect_machine(run: Run, resource: states.Resource, force: bool) -> bool:
       raise LeaseHeldError("another", f" again: {resource.name} is not deleted")
 
   try:
-    return _is_deleted(run, resource, before)
+    return _is_deleted(run, resource, confirm_lease)
   except LeaseHeldError as error:
     print_line(f"{resource.name}: {error}")
     return True
@@ -162,7 +162,7 @@ def _read_facts(name: str, mine: mailbox.Lease | None = None) -> RunFacts | None
     event_log = EventLog(name, store)
     if event_log.silent:
       return None
-    watched = mine is None and bool(make_lease(own.run).holder())
+    watched = mine is None and bool(make_lease(own.run).describe_holder())
     now = store.clock.now() if store.clock.known or own.run.backend == "local" else 0.0
     settled = not event_log.get_settling_seconds()
     return RunFacts(event_log.state, event_log.open, watched, now, settled)
@@ -185,11 +185,12 @@ def status(args: argparse.Namespace) -> int:
   while True:
     event_log = commands.open_event_log(args.name, args.workdir)
     run, state = event_log.run, event_log.state
+    reports: mailbox.Reports = {}
     try:
-      reports = mailbox.Mailbox(open_storage(run.folder), state.attempt).reports(run.workers) if state.attempt else {}
+      if state.attempt:
+        reports = mailbox.Mailbox(open_storage(run.folder), state.attempt).read_reports(run.workers)
     except (UnknownError, LaunchError) as error:
       print(f"reports of the workers: {error}")
-      reports = {}
     if args.json:
       workers = {w: dataclasses.asdict(report) | {"age": age} for w, (report, age) in reports.items()}
       values = {"run": json.loads(run.dumps()), "state": dataclasses.asdict(state), "workers": workers}
@@ -203,29 +204,29 @@ def status(args: argparse.Namespace) -> int:
 
 
 def _print_status(event_log: EventLog, run: Run, state: State, reports: mailbox.Reports) -> None:
-  end = event_log.last("end")
-  over = f"ended with {end['code']}: {to_one_line(end['text'])}" if end and not event_log.open else STAGES[state.stage]
+  end = event_log.find_last_event("end")
+  over = f"ended with {end['code']}: {join_lines(end['text'])}" if end and not event_log.open else STAGES[state.stage]
   print(f"{run.name}  {run.backend} {run.tpu or run.workers}  {over}")
-  print(f"  {to_one_line(shlex.join(['python', '-m', run.module, *run.args]))}")
+  print(f"  {join_lines(shlex.join(['python', '-m', run.module, *run.args]))}")
   if event_log.unconfirmed:
     print(
       f"  the run in its directory differs from the run that this machine started: python -m launch adopt {run.name} "
       "shows it"
     )
-  spent = state.spent(event_log.now())
+  spent = state.compute_machine_seconds(event_log.now())
   if state.attempt and run.billed:
     chips = compute_chip_hours(run, state, event_log.now())
     cost = f", {chips * run.price:,.2f} at {run.price:g} per chip-hour" if run.price and chips >= 0 else ""
     text = f"{spent / 3600:,.2f} hours of machines, {chips:,.2f} chip-hours{cost}"
     live = state.stage in (WATCHING, DELETING) or state.kept
-    print(f"  {text}{f'; {run.attempt(state.attempt)} ends by {format_utc(state.expires)}' * live}")
+    print(f"  {text}{f'; {run.get_attempt_name(state.attempt)} ends by {format_utc(state.expires)}' * live}")
   if event_log.open:
     who = _describe_watcher(run)
     print(f"  watched by {who}" if who else f"  it has no watcher; continue with: python -m launch adopt {run.name}")
   for event in event_log.events:
     if event["event"] not in ("run", "created", "refused", "progress"):
       when = time.strftime("%m-%d %H:%M:%S", time.gmtime(event["time"]))
-      text = to_one_line(event.get("text") or event.get("location") or "")
+      text = join_lines(event.get("text") or event.get("location") or "")
       print(f"  {when}  a{event['attempt']} try {event['try']}  {event['event']:<10} {text[:90]}")
   for worker, (report, age) in sorted(reports.items()):
     step = f"step {report.step}" if report.step >= 0 else ""
@@ -237,7 +238,7 @@ def _print_status(event_log: EventLog, run: Run, state: State, reports: mailbox.
 def _describe_watcher(run: Run) -> str:
   """Returns a description of the watcher of a run, or ""."""
   try:
-    return make_lease(run).holder()
+    return make_lease(run).describe_holder()
   except (UnknownError, LaunchError) as error:
     return f"an unknown process: {error}"
 
@@ -263,7 +264,7 @@ def _find_machines(
   probes = _make_probes(args, runs.values())
   for probe in probes:
     try:
-      resources, silent = engine_of(probe).inventory(args.zones or ())
+      resources, silent = engine_of(probe).list_resources(args.zones or ())
     except (UnknownError, LaunchError) as error:
       resources, silent = [], {f"{probe.backend} {probe.project or probe.cluster}".strip(): str(error)}
     troubles |= silent
@@ -331,7 +332,7 @@ def _make_row(resource: states.Resource, facts: RunFacts | None, run: Run, known
 
 def compute_chip_hours(run: Run, state: State, now: float) -> float:
   """Returns the chip-hours of all attempts of a run; -1 if its chips are not known."""
-  return round(state.spent(now) / 3600 * run.chips, 2) if run.chips else -1.0
+  return round(state.compute_machine_seconds(now) / 3600 * run.chips, 2) if run.chips else -1.0
 
 
 def _make_unlisted_row(event_log: EventLog, run: Run, attempt: int) -> MachineRow:
@@ -350,14 +351,14 @@ def _make_unlisted_row(event_log: EventLog, run: Run, attempt: int) -> MachineRo
   except LaunchError as error:
     print(error, file=sys.stderr)
     word += ", event log not readable"
-  name = run.attempt(attempt) if attempt else run.name
+  name = run.get_attempt_name(attempt) if attempt else run.name
   return MachineRow(name, run.owner, run.tpu, intent.get("location", ""), word, hours, expires, chips, -1, -1.0, "", "")
 
 
 def _find_step(run: Run, attempt: int) -> tuple[int, float]:
   """Returns (the step of the slowest worker, the age of the oldest report); -1 if unknown."""
   try:
-    reports = mailbox.Mailbox(open_storage(run.folder), attempt).reports(run.workers)
+    reports = mailbox.Mailbox(open_storage(run.folder), attempt).read_reports(run.workers)
   except (UnknownError, LaunchError):
     return -1, -1.0
   if not reports:

@@ -28,7 +28,7 @@ def logs(args: argparse.Namespace) -> int:
   event_log = commands.open_event_log(args.name, args.workdir)
   run = event_log.run
   attempt = args.attempt or event_log.state.attempt
-  if attempt not in (attempts := event_log.attempts()):
+  if attempt not in (attempts := event_log.list_attempts()):
     if not attempts:
       raise LaunchError(f"{run.name}: there is no attempt yet")
     raise LaunchError(f"--attempt: {attempt}; allowed: {', '.join(map(str, attempts))}")
@@ -57,7 +57,7 @@ def logs(args: argparse.Namespace) -> int:
       _print_log_line(worker, line, args.grep)
   if not any(printed.values()):
     advice = f"python -m launch status {run.name} shows its state"
-    print(f"{run.attempt(attempt)}: no output yet; {advice}", file=sys.stderr)
+    print(f"{run.get_attempt_name(attempt)}: no output yet; {advice}", file=sys.stderr)
   return errors.DONE
 
 

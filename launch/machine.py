@@ -32,7 +32,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from .errors import DENIED, LaunchError, UnknownError, amount, convert_unexpected
+from .errors import DENIED, LaunchError, UnknownError, convert_unexpected, format_amount
 from .spec import Run
 from .storage import Storage, Token
 
@@ -111,7 +111,7 @@ def read_secret(name: str) -> str:
     UnknownError: Secret Manager does not answer.
   """
   server = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "https://secretmanager.googleapis.com/")
-  answer = send_request(urllib.request.Request(f"{server.rstrip('/')}/v1/{name}:access", headers=Token().header()))
+  answer = send_request(urllib.request.Request(f"{server.rstrip('/')}/v1/{name}:access", headers=Token().make_header()))
   if answer is None:
     raise LaunchError(f"--secret: {name} does not exist. Create the secret, or correct its name")
   try:
@@ -133,14 +133,14 @@ def delete_own_slice(run: Run, attempt: int) -> None:
   Raises:
     LaunchError: the deletion failed. The message contains a command with which the user can repeat it.
   """
-  name, zone, pause = run.attempt(attempt), run.zones[0] if run.zones else "", run.limits.beat
+  name, zone, pause = run.get_attempt_name(attempt), run.zones[0] if run.zones else "", run.limits.beat
   server = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU", "https://tpu.googleapis.com/").rstrip("/")
   try:
     project = run.project or read_metadata("project/project-id") or ""
     zone = (read_metadata("instance/zone") or "").rpartition("/")[2] or zone
     url = f"{server}/v2/projects/{project}/locations/{zone}/queuedResources/{name}?force=true"
     time.sleep(pause * random.random())
-    send_request(urllib.request.Request(url, headers=Token().header(), method="DELETE"), pause)
+    send_request(urllib.request.Request(url, headers=Token().make_header(), method="DELETE"), pause)
   except (LaunchError, UnknownError) as error:
     words = ["gcloud", "compute", "tpus", "queued-resources", "delete", name, "--force"]
     command = shlex.join([*words, f"--project={run.project}", f"--zone={zone}"])
@@ -174,7 +174,7 @@ def find_worker(run: Run, attempt: int, number: "int | None", slice_: int = 0) -
       )
     number, slice_ = int(text), (_find_slice(run, attempt) if run.slices > 1 else 0)
   if not (0 <= number < hosts and 0 <= slice_ < run.slices):
-    shape = f"{amount(run.slices, 'slice')} of {amount(hosts, 'worker')}"
+    shape = f"{format_amount(run.slices, 'slice')} of {format_amount(hosts, 'worker')}"
     raise LaunchError(
       f"worker {number} of slice {slice_} is outside of the run, which has {shape}. Correct --worker or --slice"
     )
@@ -183,7 +183,7 @@ def find_worker(run: Run, attempt: int, number: "int | None", slice_: int = 0) -
 
 def _find_slice(run: Run, attempt: int) -> int:
   """Returns the number of the slice. The name of its node ends with this number: NAME-a1-0."""
-  name, found = run.attempt(attempt), []
+  name, found = run.get_attempt_name(attempt), []
   for key in ("instance/attributes/tpu-env", "instance/attributes/instance-id", "instance/description"):
     text = read_metadata(key) or ""
     if key.endswith("tpu-env"):  # contains lines such as NODE_ID: 'vit-a1-0'
@@ -266,7 +266,7 @@ def raise_limits(engine: str, root: str = "/") -> str:
       notes.append(f"only {soft} files may be open at once ({error})")
   if engine in ("qr", "gke"):
     if wanted < FILES:
-      notes.append(f"only {amount(wanted, 'file')} may be open at once")
+      notes.append(f"only {format_amount(wanted, 'file')} may be open at once")
     try:
       if "[always]" not in pathlib.Path(root, _PAGES).read_text():
         pathlib.Path(root, _PAGES).write_text("always")

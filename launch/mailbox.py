@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from . import spec
-from .errors import USAGE, LaunchError, UnknownError, guard_function, to_one_line
+from .errors import USAGE, LaunchError, UnknownError, guard_function, join_lines
 from .storage import Storage, StoredFile
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class Mailbox:
     self.storage.write(f"{self._here}/spec.json", attempt.dumps().encode())
 
   @guard_function("the run's directory")
-  def attempt(self) -> Attempt:
+  def read_attempt(self) -> Attempt:
     """Returns the description of the attempt. Raises LaunchError if it does not exist."""
     item = self.storage.read(f"{self._here}/spec.json")
     if item is None:
@@ -160,7 +160,7 @@ class Mailbox:
   @guard_function("the run's directory")
   def clear(self) -> None:
     """Deletes the files of an earlier attempt with this number, after its event log was lost."""
-    for name in self.storage.names(f"{self._here}/"):
+    for name in self.storage.list_names(f"{self._here}/"):
       self.storage.delete(name)
 
   @guard_function("the run's directory")
@@ -169,19 +169,19 @@ class Mailbox:
     self.storage.write(f"{self._here}/order.json", json.dumps(dataclasses.asdict(order)).encode())
 
   @guard_function("the run's directory")
-  def order(self) -> Order:
+  def read_order(self) -> Order:
     """Returns the last order; without one, the order to run the first try."""
     item = self.storage.read(f"{self._here}/order.json")
     return _parse_file(Order, item) if item else Order()
 
   @guard_function("the run's directory")
-  def report(self, report: WorkerReport) -> None:
+  def write_report(self, report: WorkerReport) -> None:
     """Replaces the worker's report."""
     content = json.dumps(dataclasses.asdict(report)).encode()
     self.storage.write(f"{self._here}/w{report.worker:02d}.json", content)
 
   @guard_function("the run's directory")
-  def reports(self, workers: int) -> Reports:
+  def read_reports(self, workers: int) -> Reports:
     """Returns {worker: (report, its age in seconds)} of the workers with a readable report."""
     with ThreadPoolExecutor(min(AT_ONCE, workers)) as pool:  # a large slice has hundreds
       found = dict(enumerate(pool.map(self._read, range(workers))))
@@ -190,12 +190,12 @@ class Mailbox:
 
   def _read(self, worker: int) -> tuple[WorkerReport, float] | type[FormatError] | None:
     try:
-      return self.seen(worker)
+      return self.read_report(worker)
     except FormatError:
       return FormatError
 
   @guard_function("the run's directory")
-  def seen(self, worker: int) -> tuple[WorkerReport, float] | None:
+  def read_report(self, worker: int) -> tuple[WorkerReport, float] | None:
     """Returns (report, its age in seconds) of one worker, or None without a report."""
     item = self.storage.read(f"{self._here}/w{worker:02d}.json")
     if item is None:
@@ -203,7 +203,7 @@ class Mailbox:
     self.clock = max(self.clock, item.now)
     found = _parse_file(WorkerReport, item, worker=worker)
     texts: dict[str, Any] = {
-      key: to_one_line(value) for key, value in vars(found).items() if isinstance(value, str) and key != "tail"
+      key: join_lines(value) for key, value in vars(found).items() if isinstance(value, str) and key != "tail"
     }
     return dataclasses.replace(found, **texts), item.age
 
@@ -215,7 +215,7 @@ class Mailbox:
   @guard_function("the run's directory")
   def list_pieces(self, worker: int) -> list[str]:
     """Returns the names of the pieces of a worker's log in their order, without other files."""
-    names = self.storage.names(prefix := f"{self._here}/log/w{worker:02d}.")
+    names = self.storage.list_names(prefix := f"{self._here}/log/w{worker:02d}.")
     return sorted(
       (name for name in names if re.fullmatch(r"\d{5,9}", name[len(prefix) :], re.ASCII)),
       key=lambda name: int(name[len(prefix) :]),
@@ -269,7 +269,7 @@ class Lease:
       if values.get("token") == self._token["token"]:  # the answer to our own write was lost
         self._generation, self._renewed = generation, time.monotonic()
         return
-      if not force and (holder := self._holder(values, age)):
+      if not force and (holder := self._describe_holder(values, age)):
         raise LeaseHeldError(holder, f"; stop that process, or wait {self._duration:.0f} s after it died")
       try:
         self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), generation)
@@ -279,12 +279,12 @@ class Lease:
         continue
     raise UnknownError("the run's directory changes faster than it can be read")
 
-  def holder(self) -> str:
+  def describe_holder(self) -> str:
     """Returns a description of the holder; "" if the lease is free."""
     values, _, age = self._read()
-    return self._holder(values, age)
+    return self._describe_holder(values, age)
 
-  def _holder(self, values: Mapping[str, object], age: float) -> str:
+  def _describe_holder(self, values: Mapping[str, object], age: float) -> str:
     if not values or age > self._duration or _has_holder_ended(values):
       return ""
     return (

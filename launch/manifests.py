@@ -57,7 +57,7 @@ def make_jobset(run: spec.Run, attempt: int, expires: int) -> dict[str, Any]:
   if run.capacity == "flex-start":
     annotations["provreq.kueue.x-k8s.io/maxRunDurationSeconds"] = str(seconds)
   queue = {"kueue.x-k8s.io/queue-name": run.queue} if run.queue else {}
-  labels = run.labels(attempt) | {"vitjax-expires": str(expires)}
+  labels = run.make_labels(attempt) | {"vitjax-expires": str(expires)}
   exits = {"containerName": CONTAINER, "operator": "In", "values": sorted((*FATAL, *FREE))}
   job = {
     "parallelism": slice_.hosts,
@@ -90,7 +90,7 @@ def make_jobset(run: spec.Run, attempt: int, expires: int) -> dict[str, Any]:
   return {
     "apiVersion": f"{GROUP}/{VERSION}",
     "kind": "JobSet",
-    "metadata": {"name": run.attempt(attempt), "labels": queue | labels, "annotations": annotations},
+    "metadata": {"name": run.get_attempt_name(attempt), "labels": queue | labels, "annotations": annotations},
     "spec": {"ttlSecondsAfterFinished": KEPT, "failurePolicy": failures, "replicatedJobs": [jobs]},
   }
 
@@ -102,8 +102,8 @@ def make_config_map(run: spec.Run, attempt: int, expires: int, owner: Mapping[st
     "apiVersion": "v1",
     "kind": "ConfigMap",
     "metadata": {
-      "name": run.attempt(attempt),
-      "labels": run.labels(attempt) | {"vitjax-expires": str(expires)},
+      "name": run.get_attempt_name(attempt),
+      "labels": run.make_labels(attempt) | {"vitjax-expires": str(expires)},
       "annotations": {FOLDER: run.folder},
       "ownerReferences": [reference | {key: owner["metadata"][key] for key in ("name", "uid")}],
     },
@@ -172,7 +172,7 @@ def _make_pod(run: spec.Run, attempt: int, slice_: tpus.Slice) -> dict[str, Any]
     "containers": [container],
     "volumes": [
       {"name": "shm", "emptyDir": {"medium": "Memory"}},
-      {"name": "code", "configMap": {"name": run.attempt(attempt)}},
+      {"name": "code", "configMap": {"name": run.get_attempt_name(attempt)}},
     ],
   }
   if not wanted:  # machines that are not preempted; those of a reservation have no label of their own

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import errors, gke, machine, storage
-from .errors import LaunchError, UnknownError, amount, convert_unexpected, guard_function
+from .errors import LaunchError, UnknownError, convert_unexpected, format_amount, guard_function
 from .manifests import JOBSETS
 from .spec import Run
 
@@ -93,7 +93,7 @@ class GoogleApi:
     if not server and self._token is None:
       raise UnknownError("not checked, because emulators of Google Cloud are in use")
     content = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"} | (self._token.header() if self._token else {})
+    headers = {"Content-Type": "application/json"} | (self._token.make_header() if self._token else {})
     request = urllib.request.Request(f"{(server or SERVERS[service]).rstrip('/')}/{path}", content, headers)
     try:
       with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
@@ -118,7 +118,7 @@ def get_credentials() -> tuple[storage.Token | None, list[Finding]]:
 
 
 def _check_token(token: storage.Token) -> Sequence[Finding]:
-  token.header()
+  token.make_header()
   return ()
 
 
@@ -245,7 +245,7 @@ def check_quota(run: Run, google: GoogleApi, zone: str) -> Finding:
   path = f"v1beta1/projects/{run.project}/services/tpu.googleapis.com/consumerQuotaMetrics?view=FULL&pageSize=1000"
   limits = _find_limits(run, google.read("SERVICEUSAGE", path))
   found = [value for value in (_get_limit(each, zone) for each in limits) if value is not None]
-  limit, needed = min((value for value in found if value >= 0), default=None), amount(run.chips, "chip")
+  limit, needed = min((value for value in found if value >= 0), default=None), format_amount(run.chips, "chip")
   kind = f"{run.capacity} {run.tpu}"
   if not found:
     raise UnknownError(f"no limit for {kind} is listed; see IAM & Admin, Quotas, in the console")

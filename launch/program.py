@@ -337,7 +337,7 @@ class WorkerLog:
     with contextlib.suppress(OSError), open(self.path, "ab") as file:  # a full disk is visible in the reports
       file.write(f"{format_utc(time.time())} launch: {self.redact(text)}\n".encode(errors="replace"))
 
-  def size(self) -> int:
+  def get_size(self) -> int:
     """Returns the size in bytes, or 0 if the file does not exist."""
     with contextlib.suppress(OSError):
       return self.path.stat().st_size
@@ -345,12 +345,12 @@ class WorkerLog:
 
   def begin(self) -> int:
     """Starts a try. Returns its first position in the file."""
-    self._try = self.size()
+    self._try = self.get_size()
     return self._try
 
   def trim(self) -> None:
     """Frees the disk space of all but the last BEHIND bytes. Positions stay the same. Works on Linux only."""
-    end = self.size() - BEHIND
+    end = self.get_size() - BEHIND
     if end - self._trimmed < PIECE or sys.platform != "linux":
       return
     self._trimmed = end  # set first, because another thread reads the file
@@ -368,7 +368,7 @@ class WorkerLog:
       The bytes after the last piece that was sent, without secrets, and the position of their end. The bytes are empty
       if the log has not grown.
     """
-    start, size, note = self._sent, self.size(), b""
+    start, size, note = self._sent, self.get_size(), b""
     if size < start:  # the file was truncated
       start = self._try = self._trimmed = 0
     full = start - self._try >= MOST
@@ -403,11 +403,11 @@ class WorkerLog:
     with contextlib.suppress(OSError):  # if the worker is killed, the piece is sent again
       self._note.write_text(str(end))
 
-  def tail(self, start: int) -> str:
+  def read_tail(self, start: int) -> str:
     """Returns the last lines after a position, at most 40 lines and 8192 bytes, without secrets."""
     try:
       with open(self.path, "rb") as file:
-        begin = max(start, self.size() - 2 * TAIL)
+        begin = max(start, self.get_size() - 2 * TAIL)
         file.seek(begin)
         content = self._redact_bytes(file.read())[self._longest - 1 if begin > start else 0 :]
     except OSError:

@@ -41,7 +41,7 @@ class Engine:
   def create(self, attempt: int, expires: int) -> None:
     """See `launch.states.Engine`. The directory of the run must contain the published attempt."""
     self._store = self._store or storage.open_storage(self._run.folder)
-    published = mailbox.Mailbox(self._store, attempt).attempt()
+    published = mailbox.Mailbox(self._store, attempt).read_attempt()
     with tempfile.TemporaryDirectory() as folder:
       script = make_startup_script(self._run, attempt, published.code, expires, published.seconds)
       (pathlib.Path(folder) / "startup.sh").write_text(script)
@@ -58,7 +58,7 @@ class Engine:
 
   def look(self, attempt: int) -> MachineStatus:
     """See `launch.states.Engine`."""
-    name = self._run.attempt(attempt)
+    name = self._run.get_attempt_name(attempt)
     item = gcloud.describe_item(QUEUED, name, **self._place(attempt))
     if item is None:
       leftover = self._find_leftover_nodes(attempt)
@@ -83,7 +83,7 @@ class Engine:
     if isinstance(target, Resource):
       self._delete_resource(target)
       return
-    name, place = self._run.attempt(target), self._place(target)
+    name, place = self._run.get_attempt_name(target), self._place(target)
     item = gcloud.describe_item(QUEUED, name, **place)
     if item is None:
       self._find_leftover_nodes(target)
@@ -101,7 +101,7 @@ class Engine:
           _request_deletion(group, resource.name, **place)
         return
 
-  def inventory(self, zones: Sequence[str]) -> tuple[list[Resource], dict[str, str]]:
+  def list_resources(self, zones: Sequence[str]) -> tuple[list[Resource], dict[str, str]]:
     """See `launch.states.Engine`. Without zones, all zones of the project are asked.
 
     Each zone is asked separately, because gcloud does not report zones without an answer in a list of all zones
@@ -115,7 +115,7 @@ class Engine:
     found = [resource for _, (resources, _) in answers for resource in resources]
     return found, {zone: failure for zone, (_, failure) in answers if failure}
 
-  def shell(self, attempt: int, worker: int | None, words: Sequence[str]) -> list[str]:
+  def build_shell_command(self, attempt: int, worker: int | None, words: Sequence[str]) -> list[str]:
     """See `launch.states.Engine`. Without a worker, the words run on all workers.
 
     gcloud repeats a command if ssh ends with 255, so the words must be safe to repeat. `--worker=1,3` is not used,
@@ -130,14 +130,16 @@ class Engine:
       raise LaunchError("a shell needs one worker. Add --worker, or a command after --")
     flags |= {"tunnel_through_iap": self._run.internal_ips}
     if worker is None and len(names) > 1:
-      return gcloud.build_gcloud_command(QUEUED, "ssh", self._run.attempt(attempt), node="all", worker="all", **flags)
+      return gcloud.build_gcloud_command(
+        QUEUED, "ssh", self._run.get_attempt_name(attempt), node="all", worker="all", **flags
+      )
     node, inside = (names[0], "all") if worker is None else (names[worker // hosts], str(worker % hosts))
     return gcloud.build_gcloud_command(NODES, "ssh", node, alpha=self._run.internal_ips, worker=inside, **flags)
 
   def _place(self, attempt: int) -> dict[str, Any]:
-    return {"project": self._run.project, "zone": self._run.location(attempt)}
+    return {"project": self._run.project, "zone": self._run.find_location(attempt)}
 
-  def commands(self, target: int | Resource, expires: int = 0) -> Commands:
+  def list_commands(self, target: int | Resource, expires: int = 0) -> Commands:
     """See `launch.states.Engine`."""
     if isinstance(target, Resource):
       where: dict[str, Any] = {"project": self._run.project, "zone": target.location}
@@ -147,7 +149,7 @@ class Engine:
       return Commands("", "; ".join(map(shlex.join, [delete, *lists])))
     attempt = target
     place, names, last = self._place(attempt), self._names(attempt), self._run.workers - 1
-    both = [(QUEUED, self._run.attempt(attempt)), *((NODES, name) for name in names)]
+    both = [(QUEUED, self._run.get_attempt_name(attempt)), *((NODES, name) for name in names)]
     delete, *delete_nodes = [gcloud.build_deletion(group, name, **place) for group, name in both]
     lists = [gcloud.build_gcloud_command(group, "list", **place) for group in gcloud.GROUPS]
     script = manifests.format_script(
@@ -160,17 +162,18 @@ class Engine:
       ("inspect, if one of them is not found: the lists must confirm it", map(gcloud.add_output_flags, lists)),
       ("delete", [gcloud.add_output_flags(delete)]),
       ("delete, if nodes outlive their queued resource", map(gcloud.add_output_flags, delete_nodes)),
-      (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {last}", [self.shell(attempt, 0, [])]),
+      (f"ssh: python -m launch ssh {self._run.name} --worker=N, with N from 0 to {last}",
+       [self.build_shell_command(attempt, 0, [])]),
     )  # fmt: skip
-    lines = [gcloud.build_gcloud_command(QUEUED, "delete", self._run.attempt(attempt), force=True, **place)]
+    lines = [gcloud.build_gcloud_command(QUEUED, "delete", self._run.get_attempt_name(attempt), force=True, **place)]
     lines += [gcloud.build_gcloud_command(NODES, "delete", node, **place) for node in self._leaked.get(attempt, ())]
     return Commands(script, "; ".join(map(shlex.join, [*lines, *lists])))
 
   def _build_create_command(self, attempt: int, expires: int) -> list[str]:
     """Returns the command that requests the machines of an attempt."""
-    run, name = self._run, self._run.attempt(attempt)
+    run, name = self._run, self._run.get_attempt_name(attempt)
     flex = run.capacity == "flex-start"
-    labels = run.labels(attempt) | {"vitjax-expires": str(expires)}
+    labels = run.make_labels(attempt) | {"vitjax-expires": str(expires)}
     return gcloud.build_gcloud_command(
       *(QUEUED, "create", name),
       alpha=flex,
@@ -197,18 +200,18 @@ class Engine:
 
   def _check_ownership(self, attempt: int) -> None:
     """Raises an error unless the resource of this name is this attempt, from an earlier request without an answer."""
-    name, zone = self._run.attempt(attempt), self._run.location(attempt)
+    name, zone = self._run.get_attempt_name(attempt), self._run.find_location(attempt)
     item = gcloud.describe_item(QUEUED, name, **self._place(attempt))
     if item is None:
       raise UnknownError(f"{name} in {zone} existed a moment ago, and is absent now")
-    if not self._run.labels(attempt).items() <= gcloud.get_labels(item).items():
+    if not self._run.make_labels(attempt).items() <= gcloud.get_labels(item).items():
       raise LaunchError(
         f"{name} in {zone} is in use: it is {gcloud.get_item_owner(item)}. Choose another name for the run"
       )
 
   def _explain_quota(self, attempt: int) -> str:
     """Returns a message about suspended queued resources that use the quota of a zone, and how to free it."""
-    zone = self._run.location(attempt)
+    zone = self._run.find_location(attempt)
     try:
       items = gcloud.list_items(QUEUED, **self._place(attempt))
     except gcloud.NO_ANSWER as error:
@@ -225,7 +228,7 @@ class Engine:
     return states.has_labels(self._run, attempt, gcloud.get_short_name(item), gcloud.get_labels(item))
 
   def _names(self, attempt: int) -> list[str]:
-    name, slices = self._run.attempt(attempt), self._run.slices
+    name, slices = self._run.get_attempt_name(attempt), self._run.slices
     return [f"{name}-{i}" for i in range(slices)] if slices > 1 else [name]
 
   def _nodes(self, attempt: int) -> list[tuple[str, dict[str, Any] | None]]:
@@ -288,14 +291,14 @@ def make_startup_script(run: spec.Run, attempt: int, code: str, expires: int, se
     "ATTEMPT": str(int(attempt)),
     "EXPIRES": str(int(expires)),
     "SECONDS": str(int(seconds)),
-    "NAME": run.attempt(attempt),
+    "NAME": run.get_attempt_name(attempt),
     "PROJECT": run.project,
-    "ZONE": run.location(attempt),
+    "ZONE": run.find_location(attempt),
     "IDLE": str(math.ceil(run.limits.idle)),
     "GRACE": str(math.ceil(run.limits.grace) + 60),
   }
   quoted = {key: shlex.quote(value) for key, value in values.items()}
-  quoted["NODES"] = shlex.join(run.attempt(attempt) + number for number in numbers)
+  quoted["NODES"] = shlex.join(run.get_attempt_name(attempt) + number for number in numbers)
   template = (pathlib.Path(__file__).parent / "startup.sh.in").read_text()
   return re.sub("@([A-Z]+)@", lambda match: quoted[match[1]], template)
 

@@ -118,7 +118,7 @@ def delete(
         if _is_gone(target, found, absent[target] >= errors.LOOKS and settled):
           del absent[target]
           if event_log:
-            event_log.append("deleted", readable_state(event_log), attempt=target)
+            event_log.append("deleted", read_state(event_log), attempt=target)
       except LeaseHeldError:  # another watcher decides now
         raise
       except (UnknownError, LaunchError) as error:
@@ -142,7 +142,7 @@ def _observe_target(engine_: states.Engine, target: int | states.Resource) -> st
   """Returns the state of an attempt, or of a resource by the inventory of its location."""
   if not isinstance(target, states.Resource):
     return engine_.look(target).state
-  resources, silent = engine_.inventory((target.location,))
+  resources, silent = engine_.list_resources((target.location,))
   if silent:
     raise UnknownError("; ".join(f"{location}: {why}" for location, why in silent.items()))
   found = [each.state for each in resources if (each.name, each.location) == (target.name, target.location)]
@@ -156,7 +156,7 @@ def _request_removal(engine_: states.Engine, target: int | states.Resource) -> s
 
 
 def _name_target(run: Run, target: int | states.Resource) -> str:
-  return target.name if isinstance(target, states.Resource) else run.attempt(target)
+  return target.name if isinstance(target, states.Resource) else run.get_attempt_name(target)
 
 
 def attempt_exists(engine_: states.Engine, run: Run, attempt: int, wait: Callable[[float], None]) -> bool:
@@ -178,13 +178,13 @@ def advise(engine_: states.Engine, run: Run, target: int | states.Resource, fate
     target: the number of an attempt, or a resource.
     fate: the state of the machine in words. By default, its deletion was not confirmed.
   """
-  return f"{_name_target(run, target)} {fate or run.left}; delete it with\n  {engine_.commands(target).delete}"
+  return f"{_name_target(run, target)} {fate or run.left}; delete it with\n  {engine_.list_commands(target).delete}"
 
 
 def list_machines(engine_: states.Engine, run: Run) -> tuple[list[states.Resource], dict[str, str]]:
   """Returns (the resources of a run, {location: why it did not answer})."""
   try:
-    resources, troubles = engine_.inventory(run.zones)
+    resources, troubles = engine_.list_resources(run.zones)
   except (UnknownError, LaunchError) as error:
     resources, troubles = [], {", ".join(run.zones) or run.backend: str(error)}
   key = run.name, run.owner, run.mark
@@ -227,14 +227,14 @@ def delete_strays(
   while event_log.get_settling_seconds():
     wait(run.limits.poll)
   event_log.settle()
-  late = event_log.last("settled") is not None
+  late = event_log.find_last_event("settled") is not None
   found, troubles = list_strays(engine_, run, spared)
   deadline = time.monotonic() + run.limits.delete
   while late and troubles and time.monotonic() < deadline:
     wait(run.limits.poll)
     found, troubles = list_strays(engine_, run, spared)
   for location, why in troubles.items():
-    command = engine_.commands(max(1, readable_state(event_log).attempt)).delete
+    command = engine_.list_commands(max(1, read_state(event_log).attempt)).delete
     advice = f"; look with\n  {command}" if late else ""
     print_line(f"{location} did not report other machines of {run.name}: {why}{advice}")
   for resource in found:
@@ -245,9 +245,9 @@ def delete_strays(
   return not undeleted and not (late and troubles)
 
 
-def readable_state(event_log: EventLog) -> State:
+def read_state(event_log: EventLog) -> State:
   """Returns the state of an event log. If another version wrote the last line, only the attempt is known."""
   try:
     return event_log.state
   except LaunchError:
-    return State(attempt=max(event_log.attempts(), default=0))
+    return State(attempt=max(event_log.list_attempts(), default=0))

@@ -201,11 +201,11 @@ class Run:
     """Returns a label that separates the run from runs of the same name in other directories."""
     return compute_label(self.folder)
 
-  def attempt(self, number: int) -> str:
+  def get_attempt_name(self, number: int) -> str:
     """Returns the name of an attempt."""
     return f"{self.name}-a{number}"
 
-  def location(self, attempt: int) -> str:
+  def find_location(self, attempt: int) -> str:
     """Returns the location of an attempt: its zone, its cluster and namespace, or its hosts. Zones are used in turn."""
     if self.backend == "qr":
       return self.zones[(attempt - 1) % len(self.zones)] if self.zones else ""
@@ -213,7 +213,7 @@ class Run:
       return f"{self.cluster or 'current context'}/{self.namespace}"
     return ",".join(self.hosts) or socket.gethostname()
 
-  def labels(self, attempt: int) -> dict[str, str]:
+  def make_labels(self, attempt: int) -> dict[str, str]:
     """Returns the labels that identify all resources of an attempt."""
     values = {"run": self.name, "owner": self.owner, "attempt": str(attempt), "folder": self.mark}
     return {"vitjax": "1"} | {f"vitjax-{key}": value for key, value in values.items()}

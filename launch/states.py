@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from .errors import GuardedObject, LaunchError, UnknownError, amount
+from .errors import GuardedObject, LaunchError, UnknownError, format_amount
 from .mailbox import ENDED, EXITED, RUNNING, Order, Reports, WorkerReport
 from .spec import Run
 
@@ -121,7 +121,7 @@ def has_labels(run: Run, attempt: int, name: str, labels: Mapping[str, str]) -> 
   Raises:
     UnknownError: the labels are almost those of the attempt. Somebody may have changed them.
   """
-  own = run.labels(attempt)
+  own = run.make_labels(attempt)
   if own.items() <= labels.items():
     return True
   folder = "vitjax-folder"
@@ -152,16 +152,16 @@ class Engine(Protocol):
   def delete(self, target: int | Resource) -> None:
     """Requests the deletion of an attempt, or of a resource of the inventory if its labels are unchanged.
 
-    A target that is absent or in deletion is accepted. `look` or `inventory` confirms the end of the deletion.
+    A target that is absent or in deletion is accepted. `look` or `list_resources` confirms the end of the deletion.
     """
 
-  def inventory(self, zones: Sequence[str]) -> tuple[list[Resource], dict[str, str]]:
+  def list_resources(self, zones: Sequence[str]) -> tuple[list[Resource], dict[str, str]]:
     """Returns (resources of all runs with our labels, {location: why it did not answer})."""
 
-  def shell(self, attempt: int, worker: int, words: Sequence[str]) -> list[str]:
+  def build_shell_command(self, attempt: int, worker: int, words: Sequence[str]) -> list[str]:
     """Returns the argument list of a command that runs `words` on a worker, or opens a shell without words."""
 
-  def commands(self, target: int | Resource, expires: int = 0) -> Commands:
+  def list_commands(self, target: int | Resource, expires: int = 0) -> Commands:
     """Returns the commands of an attempt without executing them. See `create` for the arguments.
 
     For a resource of the inventory, only the command that deletes it is returned.
@@ -237,7 +237,7 @@ class State:
   unverified: tuple[int, ...] = ()
   kept: bool = False
 
-  def spent(self, now: float) -> float:
+  def compute_machine_seconds(self, now: float) -> float:
     """Returns the seconds of machine time of all attempts."""
     live = self.exists and (self.stage in (WATCHING, DELETING) or self.kept)
     return self.used + (max(0.0, now - self.exists) if live else 0.0)
@@ -419,7 +419,7 @@ def summarise_progress(run: Run, reports: Reports) -> str:
   """Returns a summary of the workers: how many run, and the step of the slowest one. Returns "" without reports."""
   running = [report for report, _ in reports.values() if report.phase == RUNNING]
   others = [report.phase for report, _ in reports.values() if report.phase != RUNNING]
-  words = [f"{len(running)} of {amount(run.workers, 'worker')} running"] * bool(running)
+  words = [f"{len(running)} of {format_amount(run.workers, 'worker')} running"] * bool(running)
   words += [f"{others.count(phase)} {phase}" for phase in sorted({*others})]
   if running:
     slowest = min(running, key=lambda report: report.step)

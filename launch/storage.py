@@ -151,7 +151,7 @@ class Disk:
           draft.unlink(missing_ok=True)
     return made
 
-  def names(self, prefix: str = "") -> list[str]:
+  def list_names(self, prefix: str = "") -> list[str]:
     """Returns the names of all files that start with a prefix, sorted."""
     with _convert_errors(self._folder):
       found = (str(path.relative_to(self._folder)) for path in self._folder.rglob("*") if path.is_file())
@@ -231,7 +231,7 @@ class Bucket:
       return int(found["generation"])
 
   @guard_function("the bucket", (FileExistsError,))
-  def names(self, prefix: str = "") -> list[str]:
+  def list_names(self, prefix: str = "") -> list[str]:
     """Returns the names of all objects that start with a prefix, sorted."""
     found, page = [], ""
     while True:
@@ -253,7 +253,7 @@ class Bucket:
     self._ask("DELETE", f"/storage/v1/b/{self._bucket}/o/{_quote_name(self._prefix + name)}")
 
   @guard_function("the bucket", (FileExistsError,))
-  def location(self) -> str:
+  def read_region(self) -> str:
     """Returns the region of the bucket in small letters, such as europe-west4 or eu."""
     answer = self._ask("GET", f"/storage/v1/b/{self._bucket}?fields=location")
     if answer is None:
@@ -268,7 +268,7 @@ class Bucket:
     for number in range(self.tries):
       if number:
         time.sleep(min(8.0, 0.25 * 2**number) * random.uniform(0.5, 1))
-      headers = {"Content-Type": kind} | (self._token.header() if self._token else {})
+      headers = {"Content-Type": kind} | (self._token.make_header() if self._token else {})
       request = urllib.request.Request(self._server + path, content, headers, method=method)
       try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
@@ -308,7 +308,7 @@ class Token:
   def __init__(self) -> None:
     self._text, self._until = "", 0.0
 
-  def header(self) -> dict[str, str]:
+  def make_header(self) -> dict[str, str]:
     """Returns the header of a request."""
     if time.monotonic() >= self._until:
       self.renew()

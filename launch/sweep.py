@@ -222,7 +222,7 @@ def _find_watcher(trial: TrialRun) -> None:
   """Looks for another watcher of a trial, for example of an earlier sweep that was killed. It counts for --parallel."""
   before = trial.watcher
   with contextlib.suppress(UnknownError):
-    trial.watcher = Lease(storage.open_storage(trial.run.folder), BEATS * trial.run.limits.poll).holder()
+    trial.watcher = Lease(storage.open_storage(trial.run.folder), BEATS * trial.run.limits.poll).describe_holder()
   if trial.watcher:
     trial.ready = time.monotonic() + LOOK
   if trial.watcher and not before:

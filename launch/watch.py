@@ -95,7 +95,7 @@ class Watcher:
       raise LaunchError(f"{text}. {advice}", errors.BILLING)
 
   def _names(self, attempts: Sequence[int]) -> str:
-    return ", ".join(map(self._run.attempt, attempts))
+    return ", ".join(map(self._run.get_attempt_name, attempts))
 
   def resume(self, try_: int) -> None:
     """Continues with another try on machines that were kept."""
@@ -188,9 +188,9 @@ class Watcher:
           self._event_log.append("created", self.state)
         self._event_log.record_appearance(attempt)
     except (UnknownError, LaunchError) as error:
-      self._report("look", f"{self._run.attempt(attempt)}: {error}; the machines continue")
+      self._report("look", f"{self._run.get_attempt_name(attempt)}: {error}; the machines continue")
     try:
-      reports, order = files.reports(self._run.workers), files.order()
+      reports, order = files.read_reports(self._run.workers), files.read_order()
       self._reported.pop("reports", None)
     except (UnknownError, LaunchError) as error:
       self._report("reports", f"reports of the workers: {error}; the machines continue")
@@ -210,7 +210,7 @@ class Watcher:
       try:
         self.engine.delete(state.attempt)
       except (UnknownError, LaunchError) as error:  # the next looks show the result
-        self._report("delete", f"{self._run.attempt(state.attempt)} could not be deleted: {error}")
+        self._report("delete", f"{self._run.get_attempt_name(state.attempt)} could not be deleted: {error}")
     elif action.verb == "order" and action.order:
       files.write_order(action.order)
     return state
@@ -218,7 +218,7 @@ class Watcher:
   def _create(self, state: State, files: mailbox.Mailbox) -> State:
     """Requests the machines of an attempt. Each request is recorded before it is made."""
     run, attempt = self._run, state.attempt
-    location = run.location(attempt)
+    location = run.find_location(attempt)
     first = attempt not in self._intended
     if first:
       files.clear()
@@ -231,7 +231,7 @@ class Watcher:
     self._intended.add(attempt)
     self._renew()  # a watcher that took the lease meanwhile has not read the intent
     if first:
-      print_line(f"{run.attempt(attempt)}: requesting machines in {location}")
+      print_line(f"{run.get_attempt_name(attempt)}: requesting machines in {location}")
     unanswered: UnknownError | None = None
     try:
       self.engine.create(attempt, int(state.expires))
@@ -256,7 +256,9 @@ class Watcher:
     self._event_log.read()
     if self._refusal or (self._event_log.open and attempt in self._event_log.list_remaining()):
       return
-    print_line(f"{self._run.attempt(attempt)} was requested after another process ended the run, and is deleted")
+    print_line(
+      f"{self._run.get_attempt_name(attempt)} was requested after another process ended the run, and is deleted"
+    )
     if removal.delete(self.engine, self._run, [attempt]) or unanswered:
       advice = removal.advise(self.engine, self._run, attempt)
       raise LeaseHeldError(held.holder, f" now, and {advice}", errors.BILLING)
@@ -268,7 +270,7 @@ class Watcher:
 
   def _record(self, note: Action) -> None:
     """Prints and records a note."""
-    name = self._run.attempt(self.state.attempt)
+    name = self._run.get_attempt_name(self.state.attempt)
     if note.tail:
       print_line("\n".join(f"    {line}" for line in note.tail.splitlines()[-TAIL:]))
     if note.text:
@@ -302,7 +304,7 @@ class Watcher:
       self._event_log.append("deleted", self.state, attempt=attempt)
       return False
     except (UnknownError, LaunchError) as error:
-      print_line(f"{self._run.attempt(attempt)}: {error}")
+      print_line(f"{self._run.get_attempt_name(attempt)}: {error}")
       return True
 
   def _renew(self) -> None:
@@ -336,7 +338,7 @@ class Watcher:
     """Prints a line if something changed, or once a minute."""
     if self.state.stage != WATCHING or not observation.look:
       return
-    name, look = self._run.attempt(self.state.attempt), observation.look
+    name, look = self._run.get_attempt_name(self.state.attempt), observation.look
     text = f"{name}: {look.state}" + (f", {look.detail}" if look.detail else "")
     if self._reported.get("state") != text:
       self._reported["state"] = text

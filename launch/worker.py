@@ -83,7 +83,7 @@ def _read_attempt(options: argparse.Namespace, stop_signals: Sequence[int] = ())
       raise error
     time.sleep(min(2.0, options.patience / 10))
 
-  return errors.retry_request(_open_mailbox(options).attempt, options.patience, pause)
+  return errors.retry_request(_open_mailbox(options).read_attempt, options.patience, pause)
 
 
 # The commands.
@@ -182,7 +182,7 @@ def run(options: argparse.Namespace) -> int:
   try:
     attempt = _read_attempt(options, stop_signals)
     if (attempt.number, attempt.run.name) != (options.attempt, name):
-      found = attempt.run.attempt(attempt.number)
+      found = attempt.run.get_attempt_name(attempt.number)
       raise LaunchError(f"{options.folder} contains the attempt {found} instead of {name}-a{options.attempt}")
     if options.proof not in ("", attempt.proof):
       raise LaunchError(f"{options.folder}: the run or its code changed after the start. Start the run again")
@@ -210,7 +210,9 @@ def _find_last_try(files: mailbox.Mailbox, number: int, own: service.Service, be
   with contextlib.suppress(OSError, ValueError):
     last = int((own.folder / "tries").read_text())
   try:
-    found = errors.retry_request(lambda: files.seen(number), 4 * beat, lambda _: time.sleep(min(2.0, 0.4 * beat)))
+    found = errors.retry_request(
+      lambda: files.read_report(number), 4 * beat, lambda _: time.sleep(min(2.0, 0.4 * beat))
+    )
   except UnknownError:  # without a valid report, the file on this machine decides
     return last
   if found and (found[0].phase in (mailbox.RUNNING, mailbox.EXITED) or found[0].exit is not None):
@@ -223,7 +225,7 @@ def _report_end(files: mailbox.Mailbox, options: argparse.Namespace, detail: str
   if options.worker is not None:
     report = mailbox.WorkerReport(options.worker, phase=mailbox.ENDED, detail=detail, host=socket.gethostname())
     try:
-      files.report(dataclasses.replace(report, clock=time.time()))
+      files.write_report(dataclasses.replace(report, clock=time.time()))
     except (LaunchError, UnknownError) as error:
       print(f"launch.worker: {error}", file=sys.stderr)
 

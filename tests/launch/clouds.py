@@ -80,15 +80,15 @@ class Engine:
       cloud.states[attempt] = states.DELETING, time.monotonic()
     cloud.count("deleted")
 
-  def commands(self, target, expires=0):
-    name = target.name if isinstance(target, states.Resource) else self._run.attempt(target)
+  def list_commands(self, target, expires=0):
+    name = target.name if isinstance(target, states.Resource) else self._run.get_attempt_name(target)
     return states.Commands(f"make {name}", f"remove {name}")
 
-  def inventory(self, zones):
+  def list_resources(self, zones):
     run = self._run
-    rows = [states.Resource(run.attempt(a), "memory", run.name, run.owner, a, state, mark=run.mark)
+    rows = [states.Resource(run.get_attempt_name(a), "memory", run.name, run.owner, a, state, mark=run.mark)
             for a, (state, _) in self._cloud.states.items()]  # fmt: skip
     return tuple(rows), self._cloud.silent
 
-  def shell(self, attempt, worker, words):
+  def build_shell_command(self, attempt, worker, words):
     return words

@@ -38,7 +38,7 @@ class Crew:
     self._board, self._codes, self._steps, self._began, self._beat = (
       mailbox.Mailbox(storage, attempt), codes, steps, began, beat,
     )  # fmt: skip
-    self._ended, self._ordered = ended or (lambda _: None), ordered or (lambda: self._board.order().try_)
+    self._ended, self._ordered = ended or (lambda _: None), ordered or (lambda: self._board.read_order().try_)
     self._closed, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
     self.tries, self.running = [], threading.Event()
 
@@ -58,8 +58,8 @@ class Crew:
     count, now = 0, 0
     while not self._closed.wait(self._beat):
       try:
-        count = count or self._board.attempt().run.workers
-        wanted, stop = self._ordered(), self._board.order().stop
+        count = count or self._board.read_attempt().run.workers
+        wanted, stop = self._ordered(), self._board.read_order().stop
         if stop and now:
           self._write([mailbox.WorkerReport(w, now, mailbox.EXITED, exit=42) for w in range(count)])
         elif wanted > now and not stop:
@@ -74,7 +74,7 @@ class Crew:
     codes = self._codes[min(number, len(self._codes)) - 1]
     rows = [mailbox.WorkerReport(w, number, mailbox.RUNNING, began=began, host=f"h{w}") for w in range(count)]
     for step in range(self._steps):
-      if self._closed.is_set() or self._board.order().stop:
+      if self._closed.is_set() or self._board.read_order().stop:
         return
       rows = [dataclasses.replace(row, step=began + step, clock=time.time()) for row in rows]
       self._write(rows)
@@ -87,4 +87,4 @@ class Crew:
 
   def _write(self, rows):
     for row in rows:
-      self._board.report(row)
+      self._board.write_report(row)

@@ -25,9 +25,9 @@ def item(run, state, attempt=1, name="", zone="europe-west4-a", **more):
   """Returns a queued resource as gcloud describes it."""
   node = {"acceleratorType": "v3-32", "labels": labels(run, attempt)}
   return {
-    "name": f"projects/proj-x/locations/{zone}/queuedResources/{name or run.attempt(attempt)}",
+    "name": f"projects/proj-x/locations/{zone}/queuedResources/{name or run.get_attempt_name(attempt)}",
     "state": {"state": state, "stateInitiator": "SERVICE", **more},
-    "tpu": {"nodeSpec": [{"node": node, "nodeId": run.attempt(attempt)}]},
+    "tpu": {"nodeSpec": [{"node": node, "nodeId": run.get_attempt_name(attempt)}]},
   }
 
 

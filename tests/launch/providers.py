@@ -129,7 +129,7 @@ class Gke(Provider):
 
   def hooks(self, attempt):
     """Returns arguments of `Crew` with which the JobSet restarts ended workers."""
-    name = self.run.attempt(attempt)
+    name = self.run.get_attempt_name(attempt)
 
     def ended(codes):
       if not any(codes):

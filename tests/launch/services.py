@@ -64,7 +64,7 @@ class Memory:
       raise UnknownError("the answer to a write is lost")
     return self._universe.generation
 
-  def names(self, prefix: str = "") -> list[str]:
+  def list_names(self, prefix: str = "") -> list[str]:
     self._answer()
     return sorted(name for name in self._universe.files if name.startswith(prefix))
 
@@ -82,7 +82,7 @@ class Engine:
   def create(self, attempt: int, expires: int) -> None:
     u = self._universe
     u.call()
-    seconds = mailbox.Mailbox(u.storage(""), attempt).attempt().seconds
+    seconds = mailbox.Mailbox(u.storage(""), attempt).read_attempt().seconds
     if u.take("quota"):
       raise QuotaError("Quota exceeded")
     if u.take("create refused"):
@@ -125,19 +125,19 @@ class Engine:
     if u.take("delete lost"):
       raise UnknownError("the answer is lost")
 
-  def commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
-    name = target.name if isinstance(target, states.Resource) else self._run.attempt(target)
+  def list_commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
+    name = target.name if isinstance(target, states.Resource) else self._run.get_attempt_name(target)
     return states.Commands("", f"remove {name}")
 
-  def inventory(self, zones: tuple) -> tuple:
+  def list_resources(self, zones: tuple) -> tuple:
     u = self._universe
     u.call()
     if u.take("list unknown"):
       return (), {"europe-west4-a": "500"}
-    rows = [states.Resource(self._run.attempt(m.attempt), "europe-west4-a", "vit", self._run.owner, m.attempt, m.state,
-                            "detail", m.expires, m.born, "v3-8", self._run.mark)
+    rows = [states.Resource(self._run.get_attempt_name(m.attempt), "europe-west4-a", "vit", self._run.owner, m.attempt,
+                            m.state, "detail", m.expires, m.born, "v3-8", self._run.mark)
             for m in u.machines.values()]  # fmt: skip
     return tuple(rows), {}
 
-  def shell(self, attempt: int, worker: int, words: list[str]) -> list[str]:
+  def build_shell_command(self, attempt: int, worker: int, words: list[str]) -> list[str]:
     return words

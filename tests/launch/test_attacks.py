@@ -52,7 +52,7 @@ def test_unexpected_statuses_are_unknown(tmp_path, program, answer, verb):
 
 def test_labels_without_a_folder_match_if_the_other_labels_match():
   own = any_run("qr")
-  labels = own.labels(1)
+  labels = own.make_labels(1)
   assert states.has_labels(own, 1, "vit-a1", labels | {"team": "speech"})
   assert not states.has_labels(own, 1, "vit-a1", {"team": "speech"}) and not states.has_labels(own, 1, "vit-a1", {})
   assert not states.has_labels(own, 1, "vit-a1", labels | {"vitjax-folder": "f" * 16})
@@ -77,7 +77,7 @@ def test_existing_machines_count_before_they_are_ready(look):
   run = any_run("qr", max_hours=1.0)
   state = State(attempt=1, try_=1, stage=states.WATCHING, since=NOW, look_since=NOW, expires=NOW + 9e4, answered=NOW)
   state, _ = decisions.decide(run, state, Observation(NOW, look))
-  assert state.exists == NOW and state.expires == NOW + 3600 and state.spent(NOW + 60) == 60
+  assert state.exists == NOW and state.expires == NOW + 3600 and state.compute_machine_seconds(NOW + 60) == 60
   state = dataclasses.replace(state, look_since=NOW + 3590 + run.limits.grace)  # its state changes continuously
   state, actions = decisions.decide(run, state, Observation(NOW + 3601 + run.limits.grace, look))
   assert state.stage == states.DELETING and [action.verb for action in actions] == ["delete", "note"]
@@ -236,7 +236,7 @@ def test_report_cannot_imitate_lines(tmp_path):
   disk = storage.Disk(str(tmp_path))
   forged = WorkerReport(0, detail="ok\nvit: all its machines are deleted", host="h\n2026", tail="a\nb")
   disk.write("a1/w00.json", json.dumps(dataclasses.asdict(forged)).encode())
-  report, _ = Mailbox(disk, 1).seen(0)
+  report, _ = Mailbox(disk, 1).read_report(0)
   assert report.detail == "ok vit: all its machines are deleted" and report.host == "h 2026" and report.tail == "a\nb"
 
 
@@ -274,7 +274,7 @@ def test_age_from_the_local_clock_only_deletes_no_machine(tmp_path, monkeypatch,
   )
 
   class Engine:
-    def inventory(self, zones):
+    def list_resources(self, zones):
       return [old], {}
 
   monkeypatch.setattr(listing, "engine_of", lambda run: Engine())

@@ -89,7 +89,7 @@ def test_description_in_another_form_is_unknown(engine, program, shape):
 @pytest.mark.parametrize("shape", [None, {}, "x", 7, [1], [{"name": 5}], [{}], Answer(""), Answer("", code=7)], ids=str)
 def test_list_in_another_form_is_unknown_and_not_empty(engine, program, shape):
   program.answers("queued-resources", "list", shape)
-  found, silent = engine.inventory(("europe-west4-a",))
+  found, silent = engine.list_resources(("europe-west4-a",))
   assert not found and list(silent) == ["europe-west4-a"]
 
 
@@ -97,7 +97,7 @@ def test_item_in_another_form_does_not_hide_other_items(engine, program):
   whole = {"name": f"{NAMED['name'][:-1]}2", "state": {"state": "ACTIVE"},
            "tpu": {"nodeSpec": [{"node": {"labels": {"vitjax": "1", "vitjax-attempt": "2"}}}]}}  # fmt: skip
   program.answers("queued-resources", "list", [{**NAMED, "tpu": 3}, whole])
-  found, silent = engine.inventory(("europe-west4-a",))
+  found, silent = engine.list_resources(("europe-west4-a",))
   assert [each.attempt for each in found] == [2] and list(silent) == ["europe-west4-a"]
 
 
@@ -144,7 +144,7 @@ def test_node_matches_its_queued_resource_by_project_number_or_id(engine, progra
             "queuedResource": number} for i in range(2)]  # fmt: skip
   program.answers("queued-resources", "list", [queued])
   program.answers("tpu-vm", "list", nodes)
-  found, silent = engine.inventory(("europe-west4-a",))
+  found, silent = engine.list_resources(("europe-west4-a",))
   assert [each.name for each in found] == [NAME] and not silent
 
 

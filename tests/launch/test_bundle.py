@@ -66,7 +66,7 @@ def test_bundle_records_its_commit_and_changes(tmp_path):
   changed = bundle.make_bundle(root)
   assert changed.dirty and "+# changed" in changed.diff and changed.untracked == ("new.py",)
   assert changed.commit == clean.commit
-  assert json.loads(changed.about())["diff"] == changed.diff
+  assert json.loads(changed.to_json())["diff"] == changed.diff
 
 
 def test_external_links_and_inner_repositories_are_skipped_and_named(tmp_path, capsys):
@@ -106,7 +106,7 @@ def test_files_that_look_like_keys_are_refused(tmp_path, name, content, tracked)
 def test_removed_key_is_not_in_the_diff(tmp_path):
   root = repositories.made(tmp_path, repositories.FILES | {"a.py": KEY})
   (root / "a.py").write_text("")
-  assert KEY not in bundle.make_bundle(root).about()
+  assert KEY not in bundle.make_bundle(root).to_json()
 
 
 def test_templates_and_texts_about_keys_are_accepted(tmp_path):

@@ -184,7 +184,7 @@ def test_other_checks_run_without_jax(here, monkeypatch):
 def test_region_of_a_bucket_is_read_from_the_server(here, bucket_server, monkeypatch):
   monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket_server.address)
   run = launches.run("qr", module="my.own", zones=("europe-west4-a",), args=("--config.data.path=gs://bkt/data",))
-  location = storage.Bucket("gs://bkt").location()
+  location = storage.Bucket("gs://bkt").read_region()
   (refused,) = texts(checks.check_run(run), "refuse")
   assert f"--workdir: gs://bkt is in {location}" in refused
   other = launches.run("qr", module="my.own", args=("--config.data.path=gs://none/data",))

@@ -237,7 +237,7 @@ def test_all_created_machines_are_deleted_or_named_after_faults(make, faults):
     cloud.lose_answer()
   with contextlib.suppress(LeaseHeldError):
     cause(cloud, faults)
-  code = watch_to_end(cloud, force=True) if EventLog("vit").open else EventLog("vit").last("end")["code"]
+  code = watch_to_end(cloud, force=True) if EventLog("vit").open else EventLog("vit").find_last_event("end")["code"]
   left = {f"vit-a{number}" for number in EventLog("vit").list_remaining()}
   assert cloud.states().keys() <= left
   assert not left or code == errors.BILLING

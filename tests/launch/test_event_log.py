@@ -27,7 +27,7 @@ def test_appended_events_are_read_with_the_state_and_the_run():
   book.append("run", State(), run=run().dumps(), sha="ab")
   book.append("intent", STATE, location="europe-west4-a")
   again = EventLog("vit")
-  assert again.state == STATE and again.run == run() and again.last("intent")["location"] == "europe-west4-a"
+  assert again.state == STATE and again.run == run() and again.find_last_event("intent")["location"] == "europe-west4-a"
   assert [event["number"] for event in again.events] == [0, 1] and again.open and event_log.list_runs() == ["vit"]
 
 

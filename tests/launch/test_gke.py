@@ -138,10 +138,10 @@ def test_output_that_is_not_json_is_unknown(script):
 
 def test_unreachable_cluster_is_not_empty(script):
   script.answers(f"get {JOBSETS}", complaint("Unable to connect to the server: EOF"))
-  found, unknown = make_gke_engine(cluster="ctx", namespace="team").inventory(())
+  found, unknown = make_gke_engine(cluster="ctx", namespace="team").list_resources(())
   assert not found
   assert list(unknown) == ["ctx/team"] and "EOF" in unknown["ctx/team"]
-  assert list(make_gke_engine(cluster="ctx").inventory(("-",))[1]) == ["ctx/*"]
+  assert list(make_gke_engine(cluster="ctx").list_resources(("-",))[1]) == ["ctx/*"]
 
 
 def test_listed_attempts_have_the_values_of_labels_and_states(script):
@@ -149,7 +149,7 @@ def test_listed_attempts_have_the_values_of_labels_and_states(script):
   odd["metadata"]["labels"] = {"vitjax": "1", "vitjax-run": "r", "vitjax-expires": "never", "vitjax-attempt": "²"}
   script.answers(f"get {JOBSETS}", items(jobset(suspend=True), odd))
   probe = spec.Run("ls", "gke", "none", (), "gs://none/none", cluster="ctx")  # a run without a slice
-  (queued, failed), unknown = gke.Engine(probe).inventory(())
+  (queued, failed), unknown = gke.Engine(probe).list_resources(())
   assert not unknown
   assert (queued.run, queued.owner, queued.attempt, queued.expires) == ("vit-b16", "alice", 1, EXPIRES)
   assert (queued.state, queued.detail, queued.kind) == (states.QUEUED, "suspended", "v5e-16")
@@ -173,10 +173,10 @@ def test_words_for_a_shell_reach_the_pod_of_the_worker_unchanged(script):
   other["metadata"]["labels"] = other["metadata"]["labels"] | {manifests.JOB_INDEX: "1"}
   script.answers("get pods", items(*ALL, other, pod(2, "Failed")))
   one = make_gke_engine(slices=2)
-  assert one.shell(1, 4, ["echo", *launches.HOSTILE])[-len(launches.HOSTILE) - 3 :] == [
+  assert one.build_shell_command(1, 4, ["echo", *launches.HOSTILE])[-len(launches.HOSTILE) - 3 :] == [
     "--container=train", "--", "echo", *launches.HOSTILE
   ]  # fmt: skip
-  assert f"{NAME}-s-0-2-abcde" in one.shell(1, 2, ["true"])
-  assert one.shell(1, 2, [])[-1] == "sh" and "--tty" in one.shell(1, 2, [])
+  assert f"{NAME}-s-0-2-abcde" in one.build_shell_command(1, 2, ["true"])
+  assert one.build_shell_command(1, 2, [])[-1] == "sh" and "--tty" in one.build_shell_command(1, 2, [])
   with pytest.raises(LaunchError, match="worker 7"):
-    one.shell(1, 7, ["true"])
+    one.build_shell_command(1, 7, ["true"])

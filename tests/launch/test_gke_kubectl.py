@@ -223,7 +223,7 @@ def test_failed_delete_can_be_repeated_with_the_printed_command(ready):
   with pytest.raises(UnknownError):
     one.delete(1)
   assert one.look(1).state == states.READY
-  line = one.commands(1, 0).delete
+  line = one.list_commands(1, 0).delete
   result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
   assert "No resources found" in result.stderr  # the command also checks the remains
   assert ready.live() == []
@@ -235,10 +235,10 @@ def test_inventory_has_all_objects_with_launch_labels(ready):
   make_gke_engine(owner="alice").create(1, EXPIRES)
   make_gke_engine(name="other", namespace="team", tpu="v6e-8", slices=2).create(3, EXPIRES)
   ready.complete("other-a3")
-  here, unknown = make_gke_engine(cluster="loopback").inventory(())
+  here, unknown = make_gke_engine(cluster="loopback").list_resources(())
   assert [(each.name, each.location, each.state) for each in here] == [(NAME, "loopback/default", states.READY)]
   assert not unknown
-  everywhere, _ = make_gke_engine(cluster="loopback").inventory(("-",))
+  everywhere, _ = make_gke_engine(cluster="loopback").list_resources(("-",))
   (other,) = (each for each in everywhere if each.name == "other-a3")
   assert (other.run, other.attempt, other.state, other.kind) == ("other", 3, states.DONE, "2 x v6e-8")
   assert other.location == "loopback/team" and other.expires == EXPIRES and other.created > 1.7e9

@@ -64,7 +64,7 @@ def is_alive(lab, host):
 @pytest.mark.long
 def test_greeting_of_a_host_is_not_part_of_its_response(lab):
   made = hosts.Engine(lab.run)
-  assert made.look(1).state == states.ABSENT and made.inventory(()) == ([], {})
+  assert made.look(1).state == states.ABSENT and made.list_resources(()) == ([], {})
   with pytest.raises(UnknownError, match="expected a list of workers"):
     hosts.parse_services("Welcome\n[]", "one")
   assert hosts.parse_services('[{"run": "vit"}]\ngoodbye', "one") == [{"run": "vit"}]
@@ -79,7 +79,7 @@ def test_each_host_receives_the_package_and_one_worker(lab):
   for number in range(2):
     lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
   assert len(lab.programs()) == 2
-  found, silent = made.inventory(())
+  found, silent = made.list_resources(())
   assert [(each.name, each.location, each.state) for each in found] == [
     ("vit-a1", "alice@one", states.READY), ("vit-a1", "two", states.READY)]  # fmt: skip
   assert not silent
@@ -103,7 +103,7 @@ def test_lost_connection_after_the_command_starts_no_second_worker(lab):
     lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
     assert lab.text(number).count("try 1 of") == 1
   assert len(lab.programs()) == 2
-  result = subprocess.run(["sh", "-c", made.commands(1, 0).delete], capture_output=True, text=True, timeout=60)
+  result = subprocess.run(["sh", "-c", made.list_commands(1, 0).delete], capture_output=True, text=True, timeout=60)
   assert result.returncode == 0, result
   assert not is_alive(lab, "alice@one") and not is_alive(lab, "two")
 
@@ -117,7 +117,7 @@ def test_unreachable_host_is_unknown_and_a_dead_worker_is_lost(lab, monkeypatch)
   for call in (made.look, made.delete):
     with pytest.raises(UnknownError, match="two: ssh did not answer"):
       call(1)
-  _, silent = made.inventory(())
+  _, silent = made.list_resources(())
   assert list(silent) == ["two"]
   monkeypatch.delenv("SSH_AWAY")
   made.create(1, 0)  # `delete` had reached the first host
@@ -131,9 +131,9 @@ def test_unreachable_host_is_unknown_and_a_dead_worker_is_lost(lab, monkeypatch)
 def test_words_reach_a_shell_unchanged_and_return_its_code(lab):
   made = hosts.Engine(lab.run)
   words = ["printf", "%s|", "a b", "$(id)", "'\"", "-x", "ä\n", ""]
-  result = subprocess.run(made.shell(1, 1, words), capture_output=True, text=True)
+  result = subprocess.run(made.build_shell_command(1, 1, words), capture_output=True, text=True)
   assert result.stdout == "a b|$(id)|'\"|-x|ä\n||"
-  killed = subprocess.run(made.shell(1, 1, ["sh", "-c", "kill -9 $$"]))
+  killed = subprocess.run(made.build_shell_command(1, 1, ["sh", "-c", "kill -9 $$"]))
   assert killed.returncode == 137  # instead of 255, which means unknown
 
 

@@ -21,13 +21,13 @@ def folder(tmp_path):
 
 def test_second_watcher_is_refused_until_the_first_releases_the_lease(folder):
   first, second = Lease(folder, 60), Lease(folder, 60)
-  assert second.holder() == ""
+  assert second.describe_holder() == ""
   first.take()
-  assert second.holder().startswith(f"process {os.getpid()} on")
+  assert second.describe_holder().startswith(f"process {os.getpid()} on")
   with pytest.raises(LeaseHeldError, match=f"watched by process {os.getpid()} on"):
     second.take()
   first.give_back()
-  assert second.holder() == ""
+  assert second.describe_holder() == ""
   second.take()
   with pytest.raises(LeaseHeldError, match="this one ends"):
     first.renew()

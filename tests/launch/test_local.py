@@ -40,11 +40,11 @@ def test_workers_are_created_once_observed_and_deleted(lab):
   for number in range(2):
     lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
   assert len(lab.programs()) == 2
-  (one,), silent = made.inventory(())
+  (one,), silent = made.list_resources(())
   assert (one.name, one.run, one.attempt, one.state, silent) == ("vit-a1", "vit", 1, states.READY, {})
   assert (one.owner, one.expires, one.kind) == (lab.run.owner, lab.attempt.expires, "2 processes")
   made.delete(1)
-  assert made.look(1).state == states.ABSENT and made.inventory(()) == ([], {})
+  assert made.look(1).state == states.ABSENT and made.list_resources(()) == ([], {})
   assert not lab.programs() and not zombies()
   assert [lab.report(number).exit for number in range(2)] == [143, 143]
 
@@ -80,17 +80,17 @@ def test_workers_that_end_by_themselves_are_absent(lab):
 def test_printed_command_deletes_the_workers(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
-  result = subprocess.run(["sh", "-c", made.commands(1, 0).delete], capture_output=True, text=True, timeout=30)
+  result = subprocess.run(["sh", "-c", made.list_commands(1, 0).delete], capture_output=True, text=True, timeout=30)
   assert result.returncode == 0, result
   assert made.look(1).state == states.ABSENT
-  assert made.shell(1, 0, ["a b", "c"]) == ["a b", "c"] and made.shell(1, 0, [])
+  assert made.build_shell_command(1, 0, ["a b", "c"]) == ["a b", "c"] and made.build_shell_command(1, 0, [])
 
 
 @pytest.mark.long
 def test_only_services_of_the_same_directory_are_removed(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
-  (found,), _ = made.inventory(())
+  (found,), _ = made.list_resources(())
   made.delete(dataclasses.replace(found, mark=spec.compute_label("/another")))
   assert made.look(1).state == states.READY
   made.delete(found)

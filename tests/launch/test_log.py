@@ -55,7 +55,9 @@ def test_secrets_are_hidden_at_all_cuts(tmp_path, monkeypatch, seed):
     expected = expected.replace(secret, "***") if len(secret) >= 8 else expected
   assert sent.decode() == expected
   for secret in secrets:
-    assert (secret in file.tail(0)) == ((secret == "tiny" and "tiny" in expected.splitlines()[-1]) or secret == "tiny")
+    assert (secret in file.read_tail(0)) == (
+      (secret == "tiny" and "tiny" in expected.splitlines()[-1]) or secret == "tiny"
+    )
   assert file.redact(f"a {secrets[0]} b") == "a *** b"
 
 
@@ -83,7 +85,7 @@ def test_excessive_output_fills_neither_the_disk_nor_the_run_directory(tmp_path,
   assert len(sent) < 2**21 + 2 * 2**18 and b"launch: 2,097,152 bytes of a try; the try has more output" in sent
   end = read_pieces(file, last=True)
   assert end.endswith(b"_" * 2**18) and len(end) < 2**19 and b" bytes are left out\n" in end
-  assert file.size() == begin + 64 * 2**18 and file.tail(begin) == "_" * program.TAIL
+  assert file.get_size() == begin + 64 * 2**18 and file.read_tail(begin) == "_" * program.TAIL
   file.begin()
   file.write("the next one")
   assert read_pieces(file).endswith(b"the next one\n")
@@ -100,13 +102,13 @@ def test_output_trimmed_before_it_was_sent_is_noted(tmp_path, monkeypatch):
 def test_tail_contains_only_one_try(tmp_path):
   file = WorkerLog(tmp_path / "log")
   (tmp_path / "log").write_text("before\n")
-  here = file.size()
+  here = file.get_size()
   with open(tmp_path / "log", "a") as writer:
     writer.writelines(f"line {number}\n" for number in range(100))
-  assert file.tail(here).splitlines() == [f"line {number}" for number in range(60, 100)]
-  assert len(file.tail(here)) < program.TAIL
+  assert file.read_tail(here).splitlines() == [f"line {number}" for number in range(60, 100)]
+  assert len(file.read_tail(here)) < program.TAIL
   file.write("a word")
-  assert file.tail(0).splitlines()[-1].endswith("launch: a word")
+  assert file.read_tail(0).splitlines()[-1].endswith("launch: a word")
 
 
 def test_removed_or_shorter_file_is_not_an_error(tmp_path):
@@ -116,4 +118,4 @@ def test_removed_or_shorter_file_is_not_an_error(tmp_path):
   (tmp_path / "log").write_text("xyz")
   assert read_pieces(file, last=True) == b"xyz"
   (tmp_path / "log").unlink()
-  assert (file.read_piece(), file.tail(0), file.size()) == ((b"", 0), "", 0)
+  assert (file.read_piece(), file.read_tail(0), file.get_size()) == ((b"", 0), "", 0)

@@ -36,6 +36,6 @@ def test_closed_output_does_not_raise_errors(monkeypatch):
 
 @pytest.mark.parametrize("words", [("chip",), ("try", "tries")])
 def test_amounts_match_messages_of_vit_jax(words):
-  amounts = [errors.amount(number, *words) for number in (0, 1, 2, 1437)]
+  amounts = [errors.format_amount(number, *words) for number in (0, 1, 2, 1437)]
   assert amounts == [texts.format_amount(number, *words) for number in (0, 1, 2, 1437)]
   assert amounts[1] == f"1 {words[0]}" and amounts[3] == f"1,437 {words[-1] if words[1:] else 'chips'}"

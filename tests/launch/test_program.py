@@ -132,8 +132,8 @@ def test_invalid_progress_values_are_replaced(child, tmp_path, output, reported)
   (tmp_path / "s.json").write_text(output)
   child.read_progress()
   assert tuple(child.progress.values()) == reported
-  mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).report(mailbox.WorkerReport(0, **child.progress))
-  assert mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).seen(0)[0].step == -1
+  mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).write_report(mailbox.WorkerReport(0, **child.progress))
+  assert mailbox.Mailbox(storage.Disk(str(tmp_path)), 1).read_report(0)[0].step == -1
 
 
 @pytest.mark.parametrize("child", ["sleep 60"], indirect=True)

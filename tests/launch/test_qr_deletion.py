@@ -22,7 +22,7 @@ def test_attempt_is_absent_only_without_its_nodes(tmp_path, program):
   program.answers("tpu-vm", "describe", node(run, "vit-b16-a1-1"), name="vit-b16-a1-1")
   look = made.look(1)
   assert look.state == LOST and "vit-b16-a1-1 is READY" in look.detail and "billed" in look.detail
-  assert "tpu-vm delete vit-b16-a1-1" in made.commands(1, 0).delete
+  assert "tpu-vm delete vit-b16-a1-1" in made.list_commands(1, 0).delete
   program.answers("tpu-vm", "describe", node(run, "vit-b16-a1-1", "DELETING"), name="vit-b16-a1-1")
   assert made.look(1).state == DELETING
 
@@ -84,7 +84,7 @@ def test_deletion_without_a_response_is_unknown(tmp_path, program):
 
 
 def test_commands_for_a_manual_deletion_are_complete(tmp_path):
-  text = engine(tmp_path).commands(2, 0).delete
+  text = engine(tmp_path).list_commands(2, 0).delete
   first, *others = [shlex.split(line) for line in text.split("; ")]
   where = ["--project=proj-x", "--zone=europe-west4-a"]
   assert first == ["gcloud", "compute", "tpus", "queued-resources", "delete", "vit-b16-a2", "--force", *where]
@@ -104,7 +104,7 @@ def test_inventory_has_launch_resources_and_leaked_nodes(tmp_path, program):
   ]
   program.answers("queued-resources", "list", [kept, other])
   program.answers("tpu-vm", "list", [*nodes, node(run, "theirs", labels={})])
-  found, failures = engine(tmp_path).inventory(("europe-west4-a",))
+  found, failures = engine(tmp_path).list_resources(("europe-west4-a",))
   assert [each.name for each in found] == ["vit-b16-a1", "old-a1"] and not failures
   assert found[1].detail == "READY, without its queued resource"
 
@@ -114,7 +114,7 @@ def test_unreachable_zone_is_not_empty(tmp_path, program, group):
   program.answers("queued-resources", "list", [item(cloud.run(), "ACTIVE")])
   program.answers("tpu-vm", "list", [])
   program.answers(group, "list", api_error("UNAVAILABLE"))
-  found, failures = engine(tmp_path).inventory(("europe-west4-a",))
+  found, failures = engine(tmp_path).list_resources(("europe-west4-a",))
   assert list(failures) == ["europe-west4-a"] and "UNAVAILABLE" in failures["europe-west4-a"]
   assert len(found) == (group == "tpu-vm")
 
@@ -122,7 +122,7 @@ def test_unreachable_zone_is_not_empty(tmp_path, program, group):
 @pytest.mark.parametrize("answer", [api_error("PERMISSION_DENIED"), api_error("INTERNAL"), [], GONE])
 def test_inventory_is_unknown_without_the_list_of_zones(tmp_path, program, answer):
   program.answers("locations", "list", answer)
-  found, failures = engine(tmp_path).inventory(())
+  found, failures = engine(tmp_path).list_resources(())
   assert not found and list(failures) == ["all zones"]
 
 
@@ -130,7 +130,7 @@ def test_listed_resource_is_deleted_only_if_it_is_unchanged(tmp_path, program):
   run, made = cloud.run(), engine(tmp_path, name="other")
   program.answers("queued-resources", "list", [item(run, "SUSPENDED")])
   program.answers("tpu-vm", "list", [])
-  (found,), _ = made.inventory(("europe-west4-a",))
+  (found,), _ = made.list_resources(("europe-west4-a",))
   program.answers("queued-resources", "describe", item(run, "SUSPENDED", attempt=2, name="vit-b16-a1"))
   made.delete(found)
   assert not [verb for verb in program.verbs() if "delete" in verb]

@@ -51,7 +51,7 @@ def call_concurrently(*calls):
 
 def make_body(run, attempt, script, **more):
   """Returns the expected request of a run, written from the reference of Cloud TPU's REST interface."""
-  name, zone = run.attempt(attempt), run.zones[0]
+  name, zone = run.get_attempt_name(attempt), run.zones[0]
   node = {
     "acceleratorType": run.tpu.replace("v5e", "v5litepod"),
     "runtimeVersion": run.runtime_version,
@@ -153,7 +153,7 @@ def test_inventory_queries_each_zone_because_gcloud_hides_unreachable_zones(serv
     everywhere = gcloud.build_gcloud_command("queued-resources", "list", project="proj-x", zone="-")
     own.faults(list=[None, 403])
     assert gcloud.run_gcloud(everywhere) == []  # gcloud does not mention us-central1-b
-    found, failures = made.inventory(())
+    found, failures = made.list_resources(())
   assert len(failures) == 1 and "PERMISSION_DENIED" in next(iter(failures.values()))
   assert [(each.name, each.state, each.run, each.location) for each in found] == [("kept-a1", READY, "kept", ZONE)]
 
@@ -173,7 +173,7 @@ def test_shell_runs_words_unchanged_and_returns_their_exit_code(server, tmp_path
   monkeypatch.setenv("HOME", str(tmp_path / "home"))
   words = ["", "a  b", "-x", "$(id)", "`id`", "ü\n'\"", "%USER%", "--", ";"]
   # The command is killed by a signal. ssh would end with 255, and gcloud would retry ten times, but 134 is returned.
-  argv = made.shell(1, 1, ["sh", "-c", 'printf "%s\\0" "$@"; kill -ABRT $$', "sh", *words])
+  argv = made.build_shell_command(1, 1, ["sh", "-c", 'printf "%s\\0" "$@"; kill -ABRT $$', "sh", *words])
   result = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL)
   output = result.stdout[result.stdout.rindex(b"+\n") + 2 :] if b"SHA256" in result.stdout else result.stdout
   assert result.returncode == 134, result.stderr

@@ -18,7 +18,7 @@ from tests.launch.descriptions import EXPIRES, MANY, engine, flags, labels
 
 def test_words_reach_the_shell_of_a_worker_unchanged(tmp_path):
   words = ["echo", "a b", "$(id)", "--x=-y", "", "ü'\n"]
-  argv = engine(tmp_path).shell(1, 3, words)
+  argv = engine(tmp_path).build_shell_command(1, 3, words)
   assert argv[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", "vit-b16-a1"] and "--worker=3" in argv
   command = next(word for word in argv if word.startswith("--command=")).removeprefix("--command=")
   assert command.endswith("; exit $?") and shlex.split(command.removesuffix("; exit $?")) == words
@@ -26,22 +26,22 @@ def test_words_reach_the_shell_of_a_worker_unchanged(tmp_path):
 
 def test_worker_number_is_mapped_to_its_slice(tmp_path):
   made = engine(tmp_path, **MANY)
-  argv = made.shell(1, 6, ["true"])
+  argv = made.build_shell_command(1, 6, ["true"])
   assert "vit-b16-a1-1" in argv and "--worker=2" in argv
-  everywhere = made.shell(1, None, ["true"])
+  everywhere = made.build_shell_command(1, None, ["true"])
   assert everywhere[3:6] == ["queued-resources", "ssh", "vit-b16-a1"]
   assert {"--node=all", "--worker=all"} <= set(everywhere)
 
 
 def test_shell_without_external_addresses_uses_a_tunnel(tmp_path):
-  argv = engine(tmp_path, internal_ips=True).shell(1, 0, [])
+  argv = engine(tmp_path, internal_ips=True).build_shell_command(1, 0, [])
   assert argv[:2] == ["gcloud", "alpha"] and "--tunnel-through-iap" in argv
   assert not [word for word in argv if word.startswith("--command")]
 
 
 def test_shell_on_all_workers_is_refused(tmp_path):
   with pytest.raises(LaunchError, match="--worker"):
-    engine(tmp_path).shell(1, None, [])
+    engine(tmp_path).build_shell_command(1, None, [])
 
 
 # Any run.
@@ -69,7 +69,7 @@ def test_words_of_a_run_do_not_become_flags(values, attempt):
   argv = qr.Engine(run)._build_create_command(attempt, EXPIRES)
   plain = [word for word in argv if not word.startswith("-")]
   start = ["gcloud", *["alpha"] * (run.capacity == "flex-start"), "compute", "tpus", "queued-resources", "create"]
-  assert plain == [*start, run.attempt(attempt)]
+  assert plain == [*start, run.get_attempt_name(attempt)]
   found = flags(argv)
   assert len(found) == len(argv) - len(plain) and all(re.fullmatch(r"--[a-z-]+", flag) for flag in found)
   assert found["--network"] == run.network and found["--service-account"] == run.service_account
@@ -85,6 +85,6 @@ def test_words_of_a_run_do_not_become_flags(values, attempt):
 
 @hypothesis.given(words=strategies.lists(TEXT, min_size=1, max_size=5))
 def test_any_words_form_one_command(words):
-  argv = qr.Engine(cloud.run()).shell(1, 0, words)
+  argv = qr.Engine(cloud.run()).build_shell_command(1, 0, words)
   command = argv[-1].removeprefix("--command=")
   assert argv[-1] != command and shlex.split(command.removesuffix("; exit $?")) == words

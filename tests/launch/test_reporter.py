@@ -25,19 +25,19 @@ def letters(tmp_path):
 def test_new_phase_is_sent_at_once_and_progress_with_the_beat(letters):
   letters.update(phase=mailbox.READY, detail="with a-long-secret")
   assert letters.flush(5)
-  report, _ = letters.mailbox.seen(2)
+  report, _ = letters.mailbox.read_report(2)
   assert (report.phase, report.detail) == (mailbox.READY, "with ***")
   assert abs(report.clock - time.time()) < 5
   letters.update(step=7)
   time.sleep(0.1)
-  assert letters.mailbox.seen(2)[0].step == -1
-  assert letters.flush(5) and letters.mailbox.seen(2)[0].step == 7
+  assert letters.mailbox.read_report(2)[0].step == -1
+  assert letters.flush(5) and letters.mailbox.read_report(2)[0].step == 7
 
 
 def test_reports_hide_secrets(letters):
   letters.update(detail="with a-long-secret", doing=f"{'x' * 95} a-long-secret", tail="a-long-secret!")
   assert letters.flush(5)
-  report, _ = letters.mailbox.seen(2)
+  report, _ = letters.mailbox.read_report(2)
   assert (report.detail, report.doing, report.tail) == ("with ***", f"{'x' * 95} ***", "***!")
 
 
@@ -49,7 +49,7 @@ def test_order_is_read_with_each_report(letters):
   letters.update(phase=mailbox.EXITED, exit=3)
   assert letters.flush(5)  # an unreadable order does not delay reports
   assert letters.order == mailbox.Order(4, stop=True) and "not in the format of `launch`" in letters.trouble
-  assert letters.mailbox.seen(2)[0].exit == 3
+  assert letters.mailbox.read_report(2)[0].exit == 3
 
 
 def test_log_is_sent_before_the_report_of_its_end(letters):
@@ -73,7 +73,7 @@ def test_error_in_the_thread_is_reported(tmp_path, letters, monkeypatch):
     letters.check()
   letters.update(phase=mailbox.ENDED, detail="cannot go on")
   assert not letters.flush(5)
-  assert letters.mailbox.seen(2)[0].detail == "cannot go on"
+  assert letters.mailbox.read_report(2)[0].detail == "cannot go on"
 
 
 def test_pieces_continue_existing_numbers(tmp_path, letters):

@@ -90,7 +90,7 @@ def test_valid_run_names_give_valid_labels_and_node_names(name):
     run = launches.run(name=name)
   except LaunchError:
     return
-  attempt = run.attempt(999_999)
+  attempt = run.get_attempt_name(999_999)
   assert len(attempt) <= 63 and attempt.isascii() and attempt == attempt.lower()
   assert attempt.replace("-", "").isalnum() and attempt[0].isalpha() and attempt[-1] != "-"
 

@@ -33,16 +33,16 @@ def impatient(monkeypatch, in_bucket):
 
 
 def test_written_files_are_read_listed_and_deleted(files):
-  assert files.read("a") is None and files.names() == []
+  assert files.read("a") is None and files.list_names() == []
   for name in NAMES:
     files.write(name, name.encode())
-  assert files.names() == sorted(NAMES) and files.names("a1/w") == ["a1/w00.json", "a1/w01.json"]
+  assert files.list_names() == sorted(NAMES) and files.list_names("a1/w") == ["a1/w00.json", "a1/w01.json"]
   assert [files.read(name).content.decode() for name in NAMES] == NAMES
   files.write("a", b"")
   assert files.read("a").content == b""
   for name in [*NAMES, "none", "none/at/all"]:
     files.delete(name)
-  assert files.names() == []
+  assert files.list_names() == []
 
 
 def test_conditional_write_requires_the_current_generation(files):
@@ -98,7 +98,7 @@ def test_age_in_a_bucket_uses_the_clock_of_its_server(in_bucket, monkeypatch):
 def test_folder_with_a_common_prefix_is_separate(files):
   other = storage.open_storage(f"{_folder(files)}2")
   other.write("a", b"of another run")
-  assert files.names() == [] and files.read("a") is None
+  assert files.list_names() == [] and files.read("a") is None
 
 
 def _folder(files):
@@ -140,7 +140,7 @@ def test_conditional_writes_hold_on_an_unreliable_connection(bucket_server, in_b
       assert (found.content, found.generation) == (f"{i}".encode(), generation)
     with pytest.raises(FileExistsError):
       in_bucket.write("lease", b"of another", generation - 1)
-    assert in_bucket.names() == ["lease"]
+    assert in_bucket.list_names() == ["lease"]
   assert bucket_server.counts["resets"] > before
 
 
@@ -150,7 +150,7 @@ def test_unreachable_bucket_is_never_empty(bucket_server, in_bucket, request, tr
   in_bucket.write("a", b"1")
   request.getfixturevalue("impatient")  # requested only now, so that the write above has time on a loaded machine
   with bucket_server.troubled(**trouble):
-    asks = [lambda: in_bucket.read("a"), in_bucket.names, in_bucket.location]
+    asks = [lambda: in_bucket.read("a"), in_bucket.list_names, in_bucket.read_region]
     if (
       "resets" not in trouble
     ):  # a reset may cut the response to a successful deletion, which the next try then reports
@@ -164,7 +164,7 @@ def test_unreachable_bucket_is_never_empty(bucket_server, in_bucket, request, tr
 def test_refusal_of_a_bucket_is_reported_at_once(bucket_server, in_bucket):
   start_time = time.monotonic()
   with bucket_server.troubled(refused=True):
-    for ask in (lambda: in_bucket.read("a"), in_bucket.names, lambda: in_bucket.write("a", b"")):
+    for ask in (lambda: in_bucket.read("a"), in_bucket.list_names, lambda: in_bucket.write("a", b"")):
       with pytest.raises(LaunchError, match="this account may not") as error:
         ask()
       assert error.value.code == DENIED
@@ -174,7 +174,7 @@ def test_refusal_of_a_bucket_is_reported_at_once(bucket_server, in_bucket):
 @pytest.mark.heavy
 def test_missing_bucket_is_reported(bucket_server):
   files = storage.open_storage("gs://none/a")
-  for ask in (files.names, files.location):
+  for ask in (files.list_names, files.read_region):
     with pytest.raises(LaunchError, match="gs://none: there is no such bucket"):
       ask()
   with pytest.raises(LaunchError, match="gs://none refuses"):
@@ -187,12 +187,12 @@ def test_listing_of_many_pages_is_complete(bucket_server, in_bucket, monkeypatch
     in_bucket.write(f"{i}", b"")
   ask = in_bucket._ask
   monkeypatch.setattr(in_bucket, "_ask", lambda method, path: ask(method, f"{path}&maxResults=2"))
-  assert in_bucket.names() == list("01234")
+  assert in_bucket.list_names() == list("01234")
 
 
 @pytest.mark.heavy
 def test_bucket_has_a_region(bucket_server, in_bucket):
-  assert in_bucket.location() == in_bucket.location().lower() != ""
+  assert in_bucket.read_region() == in_bucket.read_region().lower() != ""
 
 
 def test_token_is_from_the_machine_or_else_from_gcloud(tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_token_is_from_the_machine_or_else_from_gcloud(tmp_path, monkeypatch):
   program.chmod(0o755)
   monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
   token = storage.Token()
-  assert token.header() == {"Authorization": "Bearer secret-3"} == token.header()
+  assert token.make_header() == {"Authorization": "Bearer secret-3"} == token.make_header()
   assert len(asked) == 1 and "metadata" in asked[0]
   program.write_text("#!/bin/sh\necho reauth required >&2\nexit 1\n")
   with pytest.raises(LaunchError, match=r"reauth required.*gcloud auth login") as error:

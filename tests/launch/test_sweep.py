@@ -239,7 +239,7 @@ def test_trial_with_another_watcher_counts_and_is_not_started(tmp_path, monkeypa
 
   def command(run):
     started.append(run.name)
-    assert not leases[0].holder() and leases[1].holder()
+    assert not leases[0].describe_holder() and leases[1].describe_holder()
     write(tmp_path / "t2", make_line("end", code=0))
     return ["touch", f"{run.workdir}/result.json"]
 

@@ -28,7 +28,7 @@ def test_changed_bundle_does_not_start_a_program(tmp_path):
 @pytest.mark.long
 def test_different_code_of_workers_does_not_start_a_program(tmp_path):
   with Lab(tmp_path, processes=2) as lab:
-    lab.mailbox.report(mailbox.WorkerReport(1, 1, mailbox.READY, code="0" * 64, address="h:1"))
+    lab.mailbox.write_report(mailbox.WorkerReport(1, 1, mailbox.READY, code="0" * 64, address="h:1"))
     lab.start(worker=0)
     assert "worker 1 uses the bundle 000000000000" in lab.wait(mailbox.ENDED).detail
     assert "argv" not in lab.text()

@@ -80,7 +80,7 @@ def test_another_watcher_continues_after_a_death_at_any_call(run, monkeypatch):
   assert total == 8
   for number in range(1, 60, 3):
     (event_log.get_log_directory() / "vit.jsonl").unlink()
-    for name in open_storage(run.folder).names():
+    for name in open_storage(run.folder).list_names():
       open_storage(run.folder).delete(name)
     with Cloud(crews) as cloud:
       cloud.kill_at = number
@@ -211,14 +211,14 @@ def test_wrong_clock_of_a_worker_is_reported_once(run, capsys):
     watch.state = dataclasses.replace(watch.state, attempt=1, stage="watching")
     for _ in range(3):
       for w in range(3):
-        files.report(mailbox.WorkerReport(w, clock=time.time() + 500 * (w == 2)))
+        files.write_report(mailbox.WorkerReport(w, clock=time.time() + 500 * (w == 2)))
       watch.step()
   assert capsys.readouterr().out.count("w02: its clock differs from the others by 500 s") == 1
 
 
 def test_unreadable_report_is_noted_once_and_other_reports_count(run, capsys):
   files = mailbox.Mailbox(open_storage(run.folder), 1)
-  files.report(mailbox.WorkerReport(0, phase=mailbox.RUNNING, step=7))
+  files.write_report(mailbox.WorkerReport(0, phase=mailbox.RUNNING, step=7))
   files.storage.write("a1/w01.json", b"{")
   with Cloud() as cloud, Watcher(run, EventLog(run.name), Engine(run, cloud)) as watch:
     cloud.states = {1: (states.READY, 0.0)}
@@ -232,7 +232,7 @@ def test_unreadable_report_is_noted_once_and_other_reports_count(run, capsys):
 def test_reports_of_a_forgotten_run_do_not_count(run):
   files = mailbox.Mailbox(open_storage(run.folder), 1)
   for worker in range(2):
-    files.report(mailbox.WorkerReport(worker, 1, mailbox.EXITED, exit=0))
+    files.write_report(mailbox.WorkerReport(worker, 1, mailbox.EXITED, exit=0))
   with Cloud([{"codes": ((44,),)}]) as cloud:
     assert watch_from_start(run, cloud) == 44
 

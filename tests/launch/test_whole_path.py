@@ -76,7 +76,7 @@ def test_preempted_run_reaches_the_undisturbed_result_bit_for_bit(queued, tmp_pa
   def preempt():
     mailbox, deadline = Mailbox(open_storage(run.folder), 1), time.monotonic() + 300
     while time.monotonic() < deadline:
-      reports = mailbox.reports(2)
+      reports = mailbox.read_reports(2)
       if len(reports) == 2 and all(3 <= report.step < 14 for report, _ in reports.values()):
         break
       time.sleep(0.1)
@@ -88,9 +88,9 @@ def test_preempted_run_reaches_the_undisturbed_result_bit_for_bit(queued, tmp_pa
   assert not machines.troubles and not server.live()
   names = [request.query["queuedResourceId"] for request in server.requests if request.verb == "create"]
   assert names == ["vit-a1", "vit-a2"]
-  exits = {report.exit for report, _ in Mailbox(open_storage(run.folder), 1).reports(2).values()}
+  exits = {report.exit for report, _ in Mailbox(open_storage(run.folder), 1).read_reports(2).values()}
   assert exits == {42}
-  codes = {report.code for report, _ in Mailbox(open_storage(run.folder), 2).reports(2).values()}
+  codes = {report.code for report, _ in Mailbox(open_storage(run.folder), 2).read_reports(2).values()}
   assert codes == {code.sha}
 
   monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "undisturbed"))

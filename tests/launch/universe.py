@@ -146,13 +146,13 @@ class Universe:
     order = mailbox.Mailbox(Memory(self, ServiceClock()), m.attempt)
     kept = self.away, self.kill_at, self.faults  # the worker is not a process of a laptop
     self.away, self.kill_at, self.faults = False, 0, {}
-    try_ = order.order().try_
+    try_ = order.read_order().try_
     if try_ > m.try_:
       m.try_, m.worker = try_, "running"
     m.step += m.worker == "running"
     phase = mailbox.RUNNING if m.worker == "running" else mailbox.EXITED
     code = {"running": None, "finished": 0, "crashed": 1}[m.worker]
-    order.report(
+    order.write_report(
       mailbox.WorkerReport(0, m.try_, phase, exit=code, step=m.step, began=0, clock=self.now, started=m.ready)
     )
     self.away, self.kill_at, self.faults = kept

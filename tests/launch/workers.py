@@ -100,7 +100,7 @@ class Lab:
   def report(self, worker=0):
     """Returns the report of a worker."""
     with contextlib.suppress(UnknownError):
-      if found := self.mailbox.seen(worker):
+      if found := self.mailbox.read_report(worker):
         return found[0]
     return mailbox.WorkerReport(worker)
 
