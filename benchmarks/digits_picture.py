@@ -41,7 +41,7 @@ def load_predictions(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.
   examples = run.data.eval_examples(source)
   with contextlib.closing(run.data.batches(examples, len(source), range(len(source)))) as batches:
     batch = next(batches)
-  model = models.functional(models.Description(run.model, run.data.image_size, len(source.classes)))
+  model = models.make_functional(models.Description(run.model, run.data.image_size, len(source.classes)))
   images = run.data.normalise(batch["image"])
   output, _ = jax.jit(model.outputs)(state.params, images)
   return batch["image"], batch["label"], np.asarray(output.logits.argmax(-1))

@@ -33,7 +33,7 @@ def train_runs(
       starting a process takes longer than a run of few steps.
   """
   study = Study(file, overrides, config.Sweep(changes, decide=None), workdir)
-  trials = study.trials()
+  trials = study.make_trials()
   if groups:
     search.run_study(study, trials, groups, retry=True)
   else:

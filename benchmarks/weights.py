@@ -36,7 +36,7 @@ def load_and_print(path: pathlib.Path) -> None:
   before, start_time = measure_peak(), time.perf_counter()
   description, arrays = importers.load(path)
   loaded = time.perf_counter() - start_time
-  module = models.functional(description).create({name: jax.device_put(array) for name, array in arrays.items()})
+  module = models.make_functional(description).create({name: jax.device_put(array) for name, array in arrays.items()})
   jax.block_until_ready(nnx.state(module))
   placed = time.perf_counter() - start_time
   print(

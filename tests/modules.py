@@ -88,7 +88,9 @@ def abstract(name, image_size=None, classes=None, channels=3, **arguments):
   """Returns a functional model, which is created once in a process. Arguments must be hashable."""
   row = models.find(name)
   classes = row.classes if classes is None else classes
-  return models.functional(models.Description(Choice(name, arguments), image_size or row.image_size, classes, channels))
+  return models.make_functional(
+    models.Description(Choice(name, arguments), image_size or row.image_size, classes, channels)
+  )
 
 
 def count(name, image_size=None, classes=None, **arguments):

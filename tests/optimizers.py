@@ -24,7 +24,7 @@ def make_optimizer(params, total=10, statistics=frozenset(), **args):
   with enter_key("config.optim"):
     choice = bound(args.pop("name"), args)
     return optim.create_optimizer(
-      choice, params, total, lambda duration: duration.steps(1, 1, total), statistics, above
+      choice, params, total, lambda duration: duration.count_steps(1, 1, total), statistics, above
     )
 
 

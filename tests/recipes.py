@@ -87,7 +87,7 @@ def trials(name, **overrides):
   The trials are created once in a process, so tests must not change them.
   """
   values = {key.replace("__", "."): value for key, value in overrides.items()}
-  return study.Study(path(name), values, study.load_sweep(path(name)), pathlib.Path("sweep")).trials()
+  return study.Study(path(name), values, study.load_sweep(path(name)), pathlib.Path("sweep")).make_trials()
 
 
 def known(name, **changes):

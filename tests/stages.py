@@ -14,6 +14,6 @@ def supplied(model=None, augment=None, patch=None, open_frozen_model=None, pixel
     "normalise": lambda images: images.astype(jnp.float32) / 255,
     "normalised": {},
     "total": 10,
-    "count_steps": lambda duration: Duration(duration).steps(1, 1, 10),
+    "count_steps": lambda duration: Duration(duration).count_steps(1, 1, 10),
   }
   return TaskContext(model, patch, lambda patch: augment, open_frozen_model, pixels, **values | others)

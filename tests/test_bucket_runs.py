@@ -158,7 +158,7 @@ def test_remains_of_killed_saves_are_removed_before_steps_are_listed(bucket, buc
   with bucket_server.troubled(latency=0.05):
     store = checkpoints.Checkpoints(bucket, sharding.make_replicated_sharding(make_mesh(1)))
     assert not (bucket / "checkpoints").exists()
-  assert store.steps() == []
+  assert store.list_steps() == []
   store.close()
 
 

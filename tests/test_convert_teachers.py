@@ -44,7 +44,7 @@ def compute_expected(workdir, ema):
   """Returns images, and the features of the student or the teacher."""
   description, arrays = importers.load(workdir, ema=ema)
   images = IMAGES[:, : description.image_size, : description.image_size]
-  return images, np.asarray(models.functional(description).create(arrays)(images))
+  return images, np.asarray(models.make_functional(description).create(arrays)(images))
 
 
 def compute_timm(folder, images):

@@ -102,7 +102,7 @@ def test_functions_of_all_tables_are_found():
     "models.vit.vit", "optim.rules.lion", "optim.rules.optimizer", "optim.schedules.rsqrt",
     "optim.averages.create_average_decay", "tasks.dinov2_choices.blocks",
     "tasks.classify.Classify", "data.crops.centre", "data.randaugment.none", "data.warping.affine",
-    "data.readers.folder.folder", "data.readers.tfds.own_copy", "data.loader.batches", "data.augment.normalise",
+    "data.readers.folder.folder", "data.readers.tfds.open_own_copy", "data.loader.batches", "data.augment.normalise",
     "evals.table.interval", "data.mixup.cutmix", "evals.fewshot.fewshot", "evals.dense.dense",
     "data.erasing.no_erasing", "evals.probes.ridge_probe",
     "data.order.blocks",

@@ -142,7 +142,7 @@ def test_report_shows_attention_maps_of_a_user_transformer(tmp_path):
     return vit.vit((8, 1, 2, 8), 8, image_size, channels, classes, rngs, dtype=dtype)
 
   description = models.Description(Choice("own"), 16, 3).bind()
-  model = models.functional(description)
+  model = models.make_functional(description)
   data = EvalData("images", {"mean": (0.5,) * 3, "std": (0.5,) * 3})
   use = Predictor(description, ("a", "b", "c"), model.init(jax.random.key(0)), data, "softmax")
   square = np.zeros((16, 16, 3), np.uint8)

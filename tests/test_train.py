@@ -229,7 +229,7 @@ def test_run_of_a_version_without_exif_resumes_without_it(saved, monkeypatch, ca
   assert run.data.args["exif"] is True
   stored = schema.to_plain(run)
   del stored["data"]["exif"]
-  monkeypatch.setattr(provenance, "stored_config", lambda workdir, about: stored)
+  monkeypatch.setattr(provenance, "read_stored_config", lambda workdir, about: stored)
   applied = train.apply_stored_settings(file, flagged, run, workdir)
   assert applied.data.args == run.data.args | {"exif": False}
   assert "config.data.exif=false, as in the run in" in capsys.readouterr().out

@@ -20,7 +20,7 @@ def test_run_keeps_the_default_of_the_version_that_started_it(tmp_path, monkeypa
   stored = schema.to_plain(run)
   stored["evals"]["test"]["every"] = "10%"
   stored["evals"]["gone"] = stored["evals"]["test"]
-  monkeypatch.setattr(provenance, "stored_config", lambda *_: stored)
+  monkeypatch.setattr(provenance, "read_stored_config", lambda *_: stored)
   assert train.apply_stored_settings(file, flagged, run, tmp_path).evals["test"].args["every"] == "10%"
   assert "config.evals.test.every=10%, as in the run in" in capsys.readouterr().out
   explicit = flagged | {"evals.test.every": "20%"}
@@ -34,7 +34,7 @@ def test_run_on_a_mixture_keeps_the_class_order_of_each_part(tmp_path, monkeypat
   assert run.data.args["parts"][0].args["class_order"] == "numeric"
   stored = schema.to_plain(run)
   del stored["data"]["parts"][0]["class_order"]
-  monkeypatch.setattr(provenance, "stored_config", lambda *_: stored)
+  monkeypatch.setattr(provenance, "read_stored_config", lambda *_: stored)
   parts = train.apply_stored_settings(file, flagged, run, tmp_path).data.args["parts"]
   assert (parts[0].args["class_order"], parts[1]) == ("text", run.data.args["parts"][1])
   assert "config.data.parts[0].class_order=text, as in the run in" in capsys.readouterr().out
@@ -45,7 +45,7 @@ def test_run_on_a_mixture_keeps_the_class_order_of_each_part(tmp_path, monkeypat
 def test_settings_of_an_older_run_on_other_data_are_ignored(tmp_path, monkeypatch, capsys):
   file = str(runs.ROOT / "configs/digits.py")
   run = build.complete(config.resolve(flags.load_config(file)))
-  monkeypatch.setattr(provenance, "stored_config", lambda *_: {"data": {"name": "folder", "path": "x"}})
+  monkeypatch.setattr(provenance, "read_stored_config", lambda *_: {"data": {"name": "folder", "path": "x"}})
   applied = train.apply_stored_settings(file, {}, run, tmp_path)  # `objection` reports that the data differ
   assert applied.data.args == run.data.args | {"exif": False} and "class_order" not in capsys.readouterr().out
 

@@ -378,7 +378,7 @@ def write_labels(
   subject = evals.EvalContext(experiment.model, experiment.mesh, run.data, run.batch, splits, experiment.task.predict)
   source = open_source(subject, data, arguments.split, "split")
   shared_data.check_same_images(splits.opened)
-  own, folder = subject.data(data), arguments.write_labels
+  own, folder = subject.choose_data(data), arguments.write_labels
   origin = labelling.describe_origin(own)
   params = outcomes.gather_average(state.params, state.ema) if state.ema else state.params
   classes, soft = experiment.images.source.classes, arguments.labels != "hard"

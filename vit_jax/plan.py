@@ -113,7 +113,7 @@ def parse_flags(words: Sequence[str] | None) -> tuple[argparse.Namespace, list[h
       f"--host-rate: {args.host_rate} is not a rate. Write the images per second of one host, such as 5100, or "
       "leave it out for an estimate from the host's cores"
     )
-  if args.json and not paths.in_bucket(args.json):
+  if args.json and not paths.is_in_bucket(args.json):
     if not args.json.absolute().parent.is_dir():
       raise ConfigError(f"--json: the folder {args.json.absolute().parent} does not exist. Create it first")
     if args.json.exists() and not args.json.is_file():
@@ -145,7 +145,7 @@ def print_model(run: BoundRun, all_parameters: bool) -> None:
     all_parameters: whether to also print the table of all parameters.
   """
   with contextlib.suppress(ConfigError):  # every plan reports this error
-    model = models.functional(build.describe_model(run, catalog.open_known_split(run.data, "train").classes))
+    model = models.make_functional(build.describe_model(run, catalog.open_known_split(run.data, "train").classes))
     shapes = {path: shape for path, shape in model.shapes().items() if path not in model.statistics}
     if all_parameters:
       print(cli.format_parameters(shapes, ()))

@@ -80,7 +80,7 @@ def write_corpus(arguments: argparse.Namespace) -> list[str]:
   """
   choice = parse_data_choice(arguments.data)
   root = tfds.find_data_dir(arguments.data_dir and str(arguments.data_dir))
-  if paths.in_bucket(root):
+  if paths.is_in_bucket(root):
     paths.resolve_path(root, bare=True)
   outputs.check_output_location(root / arguments.name, choice, "--data_dir")
   against = tuple(filter(None, (arguments.dedup_against or "").split(",")))

@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
     words: arguments. The default is the arguments of the command line.
   """
   args, study = parse_flags(words)
-  trials = study.trials()
+  trials = study.make_trials()
   study.check(trials)
   if not (study.workdir / "sweep.json").exists():
     for trial in trials:

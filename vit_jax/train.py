@@ -243,7 +243,9 @@ def apply_stored_settings(file: str, overrides: dict[str, str], run: BoundRun, w
   """
   stored = {}
   if runtime.process_index() == 0 and workdir.is_dir():
-    stored = provenance.stored_config(workdir, checkpoints.read_description(workdir, forms.check_metadata) or {}) or {}
+    stored = (
+      provenance.read_stored_config(workdir, checkpoints.read_description(workdir, forms.check_metadata) or {}) or {}
+    )
   pins = pinning.pin_together(run, stored)
   before = {
     "older": migrations.list_former_defaults(stored),
@@ -309,7 +311,7 @@ def find_workdir_conflict(workdir: pathlib.Path, experiment: Experiment, accept:
   if workdir.exists() and not workdir.is_dir():
     return f"--workdir: {workdir} is a file. Name a directory"
   about = checkpoints.read_description(workdir, forms.check_metadata) or {}
-  before = provenance.stored_config(workdir, about)
+  before = provenance.read_stored_config(workdir, about)
   if before is None:
     if checkpoints.has_checkpoint(workdir):
       return f"--workdir: {workdir} contains checkpoints without metadata, and no config.json. Use another directory"

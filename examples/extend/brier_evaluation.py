@@ -31,11 +31,11 @@ def brier(
     A function (params, poll) -> Outcome.
   """
   source = open_source(subject, data, split, "split")
-  predict = subject.predictions(data, logits=True)
+  predict = subject.compile_predictions(data, logits=True)
 
   def measure(params: dict[str, jax.Array], poll: Callable[[], None]) -> Outcome:
-    size = subject.images_at_once(None)
-    images = subject.batches(data, source, size)
+    size = subject.choose_batch_size(None)
+    images = subject.open_batches(data, source, size)
     of_images = compute_rows(
       functools.partial(predict, params), images, poll, size, source.display_name
     )  # names for error messages

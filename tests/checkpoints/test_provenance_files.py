@@ -54,7 +54,7 @@ def touch(path):
 def list_unsampled(path):
   """Returns two images that are not in the recorded sample of contents."""
   names = [source(path).identify(i) for i in range(len(source(path)))]
-  return [path / name for i, name in enumerate(names) if i not in samples.spaced_numbers(len(names))][:2]
+  return [path / name for i, name in enumerate(names) if i not in samples.compute_spaced_numbers(len(names))][:2]
 
 
 def replace_pixels_of_two(path):

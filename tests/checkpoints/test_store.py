@@ -54,7 +54,7 @@ def save_states(folder, numbers, mesh, **options):
 
 def test_newest_two_and_every_kth_checkpoint_are_kept(tmp_path):
   store = save_states(tmp_path, (10, 20, 30, 40, 50, 60), make_mesh(), keep=2, keep_every=30)
-  assert store.steps() == [30, 50, 60]
+  assert store.list_steps() == [30, 50, 60]
 
 
 def test_relative_path_is_restored(tmp_path, monkeypatch):
@@ -125,10 +125,10 @@ def test_damaged_newest_checkpoint_is_renamed_and_the_previous_one_used(tmp_path
   assert same(found, state(1, mesh))
   assert (tmp_path / "checkpoints/2.unreadable").is_dir()
   assert "checkpoint 2 cannot be read" in caplog.text
-  assert store.steps() == [1]
+  assert store.list_steps() == [1]
   store.save(2, state(2, mesh), {})  # the step is free again
   store.wait()
-  assert store.steps() == [1, 2]
+  assert store.list_steps() == [1, 2]
 
 
 def test_values_that_differ_from_the_fingerprint_are_rejected(tmp_path):
@@ -244,4 +244,4 @@ def test_partial_save_of_a_killed_run_is_ignored(tmp_path):
   save_states(tmp_path, (1,), mesh).close()
   half = tmp_path / "checkpoints/2.orbax-checkpoint-tmp"
   (half / "state").mkdir(parents=True)
-  assert checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(mesh)).steps() == [1]
+  assert checkpoints.Checkpoints(tmp_path, sharding.make_replicated_sharding(mesh)).list_steps() == [1]

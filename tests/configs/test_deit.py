@@ -201,7 +201,7 @@ COUNTS = {
 def test_a_model_has_as_many_parameters_as_its_authors_have(name):
   parameters, positions = COUNTS[name]
   description = models.Description(recipe(name).model, 224, 1000)
-  shapes = models.functional(description).shapes()
+  shapes = models.make_functional(description).shapes()
   width = shapes["head/kernel"].shape[0]
   assert count_values(shapes) == parameters + width * positions
 

@@ -154,7 +154,7 @@ def test_the_last_runs_of_a_sweep_train_on_what_was_held_out_and_not_on_test(nam
   own = {"data.path": str(photos)} if name == "folder" else {}
   path = recipes.path(f"finetune:{name}")
   made = study.Study(path, {"init.from": "weights.npz", **own}, study.load_sweep(path), tmp_path)
-  (last, *_) = made.last_runs(trials.group_settings(made.trials())[0])
+  (last, *_) = made.make_last_runs(trials.group_settings(made.make_trials())[0])
   data = config.resolve(json.loads(last.config)).data
   train, test = (catalog.open_known_split(data, split) for split in ("train", "test"))
   assert len(train) == sum(PROTOCOL[name][3:5]) and not sources.share_records(train, test)

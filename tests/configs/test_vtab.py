@@ -63,12 +63,12 @@ def test_a_task_is_flipped_only_if_its_labels_allow():
 @pytest.mark.long
 def test_a_sweep_selects_for_all_tasks_and_trains_on_1000_images(tmp_path):
   sweep = made("ViT-B/16,all", tmp_path)
-  listed = sweep.trials()
+  listed = sweep.make_trials()
   assert (len(listed), {trial.error for trial in listed}) == (19 * 4, {""})
   settings = trials.group_settings(listed, "data.name")
   assert [len(setting.trials) for setting in settings] == [19] * 4
   some = trials.Setting(settings[0].changes, settings[0].trials[:2])  # as if the other data were not there
-  last = sweep.last_runs(some)
+  last = sweep.make_last_runs(some)
   assert [(trial.changes["data.name"], trial.changes["seed"]) for trial in last] == [
     (name, seed) for name in TASKS[:2] for seed in range(3)
   ]
@@ -79,7 +79,7 @@ def test_a_sweep_selects_for_all_tasks_and_trains_on_1000_images(tmp_path):
 
 
 def test_the_published_setting_is_not_searched_for(tmp_path):
-  listed = made("ViT-B/16,dtd,published", tmp_path).trials()
+  listed = made("ViT-B/16,dtd,published", tmp_path).make_trials()
   assert len(listed) == 3 and len(recipes.module("vtab").sweep("ViT-B/16,all,published").trials) == 19 * 3
   assert {len(splits(trial)[0]) for trial in listed} == {1000}
   runs = [config.resolve(json.loads(trial.config)) for trial in listed]

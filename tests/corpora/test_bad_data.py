@@ -164,19 +164,19 @@ def make_labelled(*labels, most=1):
 
 def test_label_out_of_range_is_rejected():
   maker = record_maker.RecordMaker(make_labelled(1, 2, -1))
-  assert [record.rejected for record in maker.records(range(3))] == [
+  assert [record.rejected for record in maker.make_records(range(3))] == [
     None, "label 2 is not one of 2 classes", "label -1 is not one of 2 classes"
   ]  # fmt: skip
 
 
 def test_missing_label_is_rejected_only_in_a_single_label_dataset():
   assert [
-    record.labels for record in record_maker.RecordMaker(make_labelled((0, 1), (), most=2)).records(range(2))
+    record.labels for record in record_maker.RecordMaker(make_labelled((0, 1), (), most=2)).make_records(range(2))
   ] == [
     (0, 1),
     (),
   ]
-  (record,) = record_maker.RecordMaker(make_labelled(())).records(range(1))
+  (record,) = record_maker.RecordMaker(make_labelled(())).make_records(range(1))
   assert record.rejected == "0 labels. Allowed: one label per image"
 
 
@@ -189,7 +189,7 @@ def test_image_with_any_name_is_kept(name, stored):
   from tensorflow_datasets.proto import tf_example_pb2
 
   source = dataclasses.replace(make_labelled(1), identify=lambda i: name)
-  (record,) = record_maker.RecordMaker(source).records(range(1))
+  (record,) = record_maker.RecordMaker(source).make_records(range(1))
   assert record.rejected is None
   (kept,) = tf_example_pb2.Example.FromString(record.data).features.feature["id"].bytes_list.value
   assert kept == stored or (stored is None and kept.decode("utf-8", "surrogatepass") == name)
@@ -201,7 +201,7 @@ def test_disk_error_does_not_reject_an_image():
 
   source = sources.Source("set", "all", ("a",), 1, read, lambda i: f"set, record {i}")
   with pytest.raises(ConfigError, match=r"set, record 0: .*Input/output error. Check that its disk or bucket"):
-    list(record_maker.RecordMaker(source).records(range(1)))
+    list(record_maker.RecordMaker(source).make_records(range(1)))
 
 
 def test_empty_class_is_refused_by_name(tmp_path):

@@ -46,7 +46,7 @@ def test_beam_writes_the_same_files_as_one_machine(tmp_path, monkeypatch):
 def test_changed_input_is_an_error_and_the_work_can_be_repeated(tmp_path, monkeypatch):
   pytest.importorskip("apache_beam")
   photos = folders.folder(tmp_path / "photos", 6)
-  real, metadata = plan.CorpusPlan.plain, shard_worker.Folders.of(tmp_path / "data", "corpus")
+  real, metadata = plan.CorpusPlan.to_json, shard_worker.Folders.locate(tmp_path / "data", "corpus")
 
   def plain(made):  # called for the plan, and then for the pipeline
     if (metadata.work / "plan.json").exists():
@@ -54,7 +54,7 @@ def test_changed_input_is_an_error_and_the_work_can_be_repeated(tmp_path, monkey
     return real(made)
 
   with monkeypatch.context() as patch:
-    patch.setattr(plan.CorpusPlan, "plain", plain)
+    patch.setattr(plan.CorpusPlan, "to_json", plain)
     with pytest.raises(ConfigError, match=r"has changed since .*remove .*\.work, and run the same command again$"):
       write_with_beam(photos, tmp_path / "data")
   assert not (metadata.corpus / "dataset_info.json").exists()

@@ -94,7 +94,7 @@ def test_generated_glyphs_are_stored_as_drawn(tmp_path, monkeypatch):
   monkeypatch.setitem(catalog.CATALOG, "glyphs", row)
   assert builders.prepare_dataset("glyphs", str(tmp_path)) == f"glyphs is prepared at {tmp_path}/glyphs/1.0.0"
   for split, records in glyphs.examples().items():
-    source = tfds.catalogued("glyphs", row, split, path=str(tmp_path))
+    source = tfds.open_catalogued("glyphs", row, split, path=str(tmp_path))
     assert all_records(source) == [(record["image"].getvalue(), record["label"]) for record in records]
 
 
@@ -105,7 +105,7 @@ def test_generated_scenes_are_stored_with_their_masks(tmp_path, monkeypatch):
   monkeypatch.setitem(catalog.CATALOG, "scenes", row)
   assert builders.prepare_dataset("scenes", str(tmp_path)) == f"scenes is prepared at {tmp_path}/scenes/1.0.0"
   for split, records in scenes.examples().items():
-    source = tfds.catalogued("scenes", row, split, path=str(tmp_path))
+    source = tfds.open_catalogued("scenes", row, split, path=str(tmp_path))
     assert source.masks.classes == ("ground", *source.classes)
     for i, record in enumerate(records):
       assert source.read(i) == (record["image"].getvalue(), record["label"])

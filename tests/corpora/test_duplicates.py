@@ -55,7 +55,7 @@ def test_index_matches_exhaustive_search(distance):
       value ^= 1 << int(bit)
     distances = [int(each ^ value).bit_count() for each in hashes.tolist()]
     best = min(distances)
-    assert found.nearest(value) == ((distances.index(best), best) if best <= distance else None)
+    assert found.find_nearest(value) == ((distances.index(best), best) if best <= distance else None)
     hits += best <= distance
   assert hits > 10
 

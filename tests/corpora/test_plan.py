@@ -45,9 +45,9 @@ def test_input_is_shuffled_widely_and_read_in_blocks():
 
 
 def test_plan_is_stored_as_json_and_read_again(tmp_path):
-  assert plan.CorpusPlan.read(json.loads(json.dumps(PLAN.plain()))) == PLAN
+  assert plan.CorpusPlan.read(json.loads(json.dumps(PLAN.to_json()))) == PLAN
   assert not PLAN.check(tmp_path / "plan.json")
-  (tmp_path / "plan.json").write_text(json.dumps(PLAN.plain() | {"records": {"train": 9}}))
+  (tmp_path / "plan.json").write_text(json.dumps(PLAN.to_json() | {"records": {"train": 9}}))
   assert PLAN.check(tmp_path / "plan.json")
   assert dataclasses.replace(PLAN, data={"name": "folder", "path": "/moved"}).check(tmp_path / "plan.json")
 
@@ -63,7 +63,7 @@ def test_plan_is_stored_as_json_and_read_again(tmp_path):
   ],
 )
 def test_different_plan_is_refused_with_the_difference(tmp_path, field, value, output):
-  (tmp_path / "plan.json").write_text(json.dumps(PLAN.plain()))
+  (tmp_path / "plan.json").write_text(json.dumps(PLAN.to_json()))
   with pytest.raises(ConfigError, match=f"started with other input or options .*{output}.*use another name"):
     dataclasses.replace(PLAN, **{field: value}).check(tmp_path / "plan.json")
 

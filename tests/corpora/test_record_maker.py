@@ -36,7 +36,7 @@ def test_records_are_read_in_spans_if_a_source_supports_them():
   runs = sources.SpanReader(together, lambda data: (image, int(data) % 2))
   source = sources.Source("set", "all", ("a", "b"), 70, read, str, runs=runs)
   numbers = [*range(69, -1, -1)]
-  records = list(record_maker.RecordMaker(source).records(numbers))
+  records = list(record_maker.RecordMaker(source).make_records(numbers))
   assert asked == [(0, 32), (32, 64), (64, 70)]
   assert [record.name for record in records] == list(map(str, numbers))
   assert [record.rejected for record in records if record.data is None] == ["record 65 is damaged"]
@@ -50,7 +50,7 @@ def test_memory_error_is_reported_and_rejects_no_record():
   for runs, first in ((None, 7), (sources.SpanReader(fail, fail), 5)):
     source = sources.Source("set", "all", ("a", "b"), 70, fail, lambda i: f"set, record {i}", runs=runs)
     with pytest.raises(ConfigError, match=f"set, record {first}: not enough memory. Use fewer --processes"):
-      list(record_maker.RecordMaker(source).records([7, 5]))
+      list(record_maker.RecordMaker(source).make_records([7, 5]))
 
 
 def test_record_is_deterministic_and_has_the_features_of_tfds():
@@ -102,7 +102,7 @@ def test_reports_are_summed():
     one.add(record)
   for record in (*records, *records):
     two.add(record)
-  again = record_maker.ShardReport.read(json.loads(json.dumps(one.plain())))
+  again = record_maker.ShardReport.read(json.loads(json.dumps(one.to_json())))
   assert again == one and record_maker.sum_reports([one, again]) == two
   assert (two.records, two.bytes, dict(two.classes), dict(two.done)) == (4, 8, {0: 2, 1: 4}, {"resized": 2})
   assert one.rejected == [{"file": "c", "reason": "bad"}] and one.duplicates == [{"file": "d", "of": "x"}]

@@ -207,7 +207,7 @@ def test_shard_is_written_again_if_it_or_its_report_is_damaged(photos, corpus, t
     interrupt(patch, 3)  # the plan and two shards
     with pytest.raises(KeyboardInterrupt):
       folders.made(photos, tmp_path, shards=3)
-  at, (suffix, change) = shard_worker.Folders.of(tmp_path, "corpus"), DAMAGES[damage]
+  at, (suffix, change) = shard_worker.Folders.locate(tmp_path, "corpus"), DAMAGES[damage]
   split = plan.CorpusSplit("test", 0, 12, 3)
   change(at.report(split, 0) if suffix else at.shard("corpus", split, 0))
   folders.made(photos, tmp_path, shards=3)
@@ -237,7 +237,7 @@ def test_damaged_hashes_are_computed_again(photos, tmp_path, monkeypatch, damage
     file.write_bytes(b"PK")
   else:
     archive_files.repeat(file, "hashes")
-  assert shard_worker.read_hashes(shard_worker.Folders.of(tmp_path, "corpus")) is None
+  assert shard_worker.read_hashes(shard_worker.Folders.locate(tmp_path, "corpus")) is None
   assert folders.made(photos, tmp_path, **options)[0].startswith("corpus is prepared")
 
 

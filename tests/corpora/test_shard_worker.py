@@ -29,7 +29,7 @@ def test_set_is_a_folder_or_a_prepared_dataset(tmp_path):
 
 def test_hashes_cover_each_image_and_its_mirror_image(tmp_path):
   root = folders.folder(tmp_path, 3, split="test")
-  worker = shard_worker.Worker(None, shard_worker.Folders.of(tmp_path, "corpus"))
+  worker = shard_worker.Worker(None, shard_worker.Folders.locate(tmp_path, "corpus"))
   hashes = worker(shard_worker.HashTask(str(root), 1, 3), print)
   source = shard_worker.open_test_set(str(root))
   images = [decoded(source.read(i)[0]) for i in (1, 2)]
@@ -39,7 +39,7 @@ def test_hashes_cover_each_image_and_its_mirror_image(tmp_path):
 def test_shard_reports_progress_and_writes_a_report(tmp_path, monkeypatch):
   monkeypatch.setattr(shard_worker, "EVERY", 0.0)
   data = folders.choice(folders.folder(tmp_path / "photos", 4))
-  at = shard_worker.Folders.of(tmp_path, "corpus")
+  at = shard_worker.Folders.locate(tmp_path, "corpus")
   at.work.mkdir(parents=True)
   at.corpus.mkdir()
   split = plan.CorpusSplit("train", 0, 8, 2)

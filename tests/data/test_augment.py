@@ -52,7 +52,7 @@ def built(dtype=jnp.float32, seed=0, patch=None, total=100, **choices):
     dtype,
     seed,
     patch,
-    lambda duration: duration.steps(1, 1, total),
+    lambda duration: duration.count_steps(1, 1, total),
     **{key: choice(**value) for key, value in choices.items()},
   )
 

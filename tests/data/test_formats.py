@@ -76,7 +76,7 @@ def record(source, name):
 def test_every_verb_has_the_pixels_that_the_format_defines(source, name):
   data, expected = FILES[name]
   preparation = Preparation(SIDE, crops.TEST_CROPS["resize"](SIDE), 10**6, 100, True)
-  np.testing.assert_array_equal(preparation.file(data), expected)  # predict and the report
+  np.testing.assert_array_equal(preparation.prepare_file(data), expected)  # predict and the report
   np.testing.assert_array_equal(conversion.convert_image(data).pixels, expected)  # prepare, on one machine or several
   for exif in (False, True):
     account = images.Images(source, "raise", 10**6, 100, exif)
@@ -120,7 +120,7 @@ def test_every_verb_refuses_a_damaged_file(name, tmp_path, monkeypatch):
   data = DAMAGED[name]
   preparation = Preparation(SIDE, crops.TEST_CROPS["resize"](SIDE), 10**6, 100, True)
   with pytest.raises(DecodeError, match="not a complete image"):
-    preparation.file(data)  # predict and the report
+    preparation.prepare_file(data)  # predict and the report
   with pytest.raises(DecodeError, match="not a complete image"):
     conversion.convert_image(data)  # prepare
   (tmp_path / "train/a").mkdir(parents=True)

@@ -46,7 +46,7 @@ def test_beta_draws_have_no_loop():
 
 
 def count_steps(duration):
-  return duration.steps(1, 1, 100)
+  return duration.count_steps(1, 1, 100)
 
 
 def draws_of(mix, count, size=8):

@@ -11,7 +11,7 @@ from vit_jax.data import samples
 
 @pytest.mark.parametrize("length", [1, 5, 8, 9, 1000])
 def test_records_are_distinct_and_evenly_spaced_with_both_ends(length):
-  numbers = samples.spaced_numbers(length)
+  numbers = samples.compute_spaced_numbers(length)
   assert numbers == sorted(set(numbers)) and len(numbers) == min(length, samples.COUNT)
   assert (numbers[0], numbers[-1]) == (0, length - 1)
 

@@ -98,7 +98,7 @@ def resolve_verb(verb: str, arguments: Sequence[str]) -> None:
     probe_setup.complete(config.resolve(flags.load_config(path, given.overrides), config.Measurement), None)
   elif verb == "sweep":
     with tempfile.TemporaryDirectory() as folder:
-      trials = study.Study(path, given.overrides, study.load_sweep(path), pathlib.Path(folder)).trials()
+      trials = study.Study(path, given.overrides, study.load_sweep(path), pathlib.Path(folder)).make_trials()
     assert not [trial.error for trial in trials if trial.config is None], path
   else:
     overrides = given.overrides | ({"init.from": "none"} if verb == "plan" else {})

@@ -148,7 +148,7 @@ def test_a_row_has_the_numbers_of_its_model_and_its_tables_fit(row):
   settings = {name: value for name, value in row.arguments.items() if name != "classes"}
   choice = schema.Choice(row.name, schema.nest_choices(settings) | scan)
   classes = row.arguments.get("classes", models.find(row.name).classes)
-  model = models.functional(models.Description(choice, row.size, classes))
+  model = models.make_functional(models.Description(choice, row.size, classes))
   modules.check_tables(model)
   trained, averages, flops = counted(model)
   assert row.parameters == f"{trained:,}" + (f" + {averages:,}" if averages else "")

@@ -25,13 +25,13 @@ def source(length, classes, labels=1):
 def subject(found, classes, batches, names=None):
   """Returns a model with the outputs `found` {name: rows}, over batches of row numbers."""
   return types.SimpleNamespace(
-    predictions=lambda data, logits, classes=None: (
+    compile_predictions=lambda data, logits, classes=None: (
       lambda params, batch: {name: rows[batch["row"]] for name, rows in found.items()}
     ),
-    source=lambda data, split: source(10, classes, found["label"].ndim),
-    data=lambda data: EvalData("made", {"image_size": 8, "test_crop": schema.Choice("resize")}),
-    batches=lambda data, source, size: (batch for batch in batches),
-    images_at_once=lambda size: size or 4,
+    open_images=lambda data, split: source(10, classes, found["label"].ndim),
+    choose_data=lambda data: EvalData("made", {"image_size": 8, "test_crop": schema.Choice("resize")}),
+    open_batches=lambda data, source, size: (batch for batch in batches),
+    choose_batch_size=lambda size: size or 4,
     classes=classes,
     names=tuple(map(str, range(classes))) if names is None else names,
   )
@@ -209,7 +209,7 @@ def test_error_in_an_evaluation_names_its_key(choice, place, message):
 @pytest.mark.parametrize("total", [1, 10, 100, 10_000])
 def test_default_interval_gives_at_most_five_evaluations(total):
   def count_steps(duration):
-    return duration.steps(1, 1, total)
+    return duration.count_steps(1, 1, total)
 
   every = evals.interval(count_steps)
   assert len(range(every, total, every)) + 1 <= 5

@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def weights():
-  parameters = models.functional(DESCRIPTION).init(jax.random.key(3))
+  parameters = models.make_functional(DESCRIPTION).init(jax.random.key(3))
   return DESCRIPTION, {path: np.asarray(value) for path, value in parameters.items()}
 
 
@@ -73,7 +73,7 @@ def by_hand(folder, split, weights):
   """Computes (tokens [N, P, P, D], masks [N, S, S]) of a split, image by image."""
   description, arrays = weights
   headless = {path: array for path, array in arrays.items() if "head" not in path.split("/")[0]}
-  model = models.functional(description.replace(classes=0)).create(headless)
+  model = models.make_functional(description.replace(classes=0)).create(headless)
   tokens, truth = [], []
   for file in sorted((folder / "images" / split).iterdir()):
     image = crops.resize(SIZE)(decoded(file.read_bytes()), None)

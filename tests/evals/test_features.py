@@ -34,7 +34,7 @@ class Model:
     self.computed = []
 
   def subject(self):
-    def batches(data, source, size):
+    def open_batches(data, source, size):
       for start in range(0, len(source), size):
         numbers = [source.read(i)[0][0] for i in range(start, min(start + size, len(source)))]
         padded = np.array(numbers + [0] * (size - len(numbers)))
@@ -46,10 +46,12 @@ class Model:
       found = np.stack([batch["number"], batch["number"] ** 2], 1).astype(np.float32)
       return {"features": params["scale"] * found, "label": batch["number"] % 2, "valid": batch["valid"]}
 
-    def counting(source, size, poll):
+    def show_progress(source, size, poll):
       return contextlib.nullcontext(poll)
 
-    return types.SimpleNamespace(features=lambda data, kind: compute, batches=batches, counting=counting)
+    return types.SimpleNamespace(
+      compile_features=lambda data, kind: compute, open_batches=open_batches, show_progress=show_progress
+    )
 
 
 def extracted(model, wanted, file, size=8):

@@ -32,7 +32,7 @@ def weights():
   prepare_dataset("digits")
   run = runs.run()
   description = models.Description(run.model, 32, 10)
-  parameters = models.functional(description).init(jax.random.key(3))
+  parameters = models.make_functional(description).init(jax.random.key(3))
   return description, {path: np.asarray(value) for path, value in parameters.items()}
 
 
@@ -47,7 +47,7 @@ def by_hand(weights, split, mean=False):
   description, arrays = weights
   source = catalog.open_split(Choice("digits"), split)
   headless = {path: array for path, array in arrays.items() if "head" not in path}
-  model = models.functional(description.replace(classes=0)).create(headless)
+  model = models.make_functional(description.replace(classes=0)).create(headless)
   images, labels = [], []
   for i in range(len(source)):
     data, label = source.read(i)

@@ -40,7 +40,7 @@ def written(teacher, folder, soft=True, params=None, split=SPLIT, poll=lambda: N
   Files of 20 images do not end with a batch of 16.
   """
   subject, own = teacher
-  source = subject.source(None, split)
+  source = subject.open_images(None, split)
   plan = labelling.create_plan(subject, None, {"name": "digits"}, source, source.classes, params or own, soft)
   plan = dataclasses.replace(plan, shard=20)
   return labelling.label_images(subject, None, source, params or own, plan, folder, poll), plan
@@ -52,8 +52,8 @@ def test_labels_are_the_predictions_of_each_image(teacher, tmp_path, soft):
   assert made == 70 and plan.kept == (5 if soft else 1)
   subject, params = teacher
   rows = jax.device_get([
-    subject.predictions(None, True)(params, batch)
-    for batch in subject.batches(None, subject.source(None, SPLIT), 16)
+    subject.compile_predictions(None, True)(params, batch)
+    for batch in subject.open_batches(None, subject.open_images(None, SPLIT), 16)
   ])  # fmt: skip
   logits = np.concatenate([row["logits"] for row in rows])[:70].astype(np.float64)
   probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)

@@ -34,7 +34,7 @@ def test_figures_are_the_means_over_single_images(name):
   params = made.create_initial_state().params
   figures = made.evals["test"].measure(params, lambda: None).figures
   subject = EvalContext(made.model, made.mesh, made.run.data, 40, catalog.open_split)
-  with contextlib.closing(subject.batches(None, subject.source(None, "test[:40]"), 40)) as batches:
+  with contextlib.closing(subject.open_batches(None, subject.open_images(None, "test[:40]"), 40)) as batches:
     images = np.asarray(next(batches)["image"], np.float32) / 127.5 - 1
   predict = jax.jit(build.build(made.run, jax.devices()[:1]).task.predict)
   params, label = jax.device_get(params), np.zeros(1, np.int32)

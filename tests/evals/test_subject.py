@@ -74,7 +74,7 @@ def test_fetched_batches_are_counted_on_the_screen(length, size, counts):
   source = sources.Source("made", "train", ("a", "b"), length, lambda i: (b"", 0), str)
   for screens, expected in ((None, []), (screen, [("made train", length, size), *counts])):
     measured = evals.EvalContext(None, None, None, size, None, screen=screens)
-    with measured.counting(source, size, lambda: polls.append(0)) as poll:
+    with measured.show_progress(source, size, lambda: polls.append(0)) as poll:
       subject.compute_rows(lambda batch: {"valid": batch["valid"]}, Batches(length, size), poll, size, str)
     assert shown == expected
   assert len(polls) == 2 * -(-length // size)
@@ -89,7 +89,7 @@ def parts():
 def of(parts, devices=2, **changes):
   """Returns the evaluation context of a run's model on some devices."""
   grid = sharding.make_mesh(parts.run.mesh, jax.devices()[:devices])
-  model = models.functional(parts.model.description.replace(**changes)).on(grid)
+  model = models.make_functional(parts.model.description.replace(**changes)).place_on(grid)
   return evals.EvalContext(model, grid, parts.run.data, 16, catalog.open_split, parts.task.predict)
 
 
@@ -100,16 +100,16 @@ def digits(**args):
 @pytest.mark.heavy
 def test_evaluations_with_equal_normalisation_share_a_program(parts):
   measured, other, gray = of(parts), digits(test="train[:50]"), digits(mean=(0.4, 0.4, 0.4))
-  assert measured.predictions(None, False) is measured.predictions(other, False)
-  assert measured.predictions(None, False) is not measured.predictions(None, True)
-  assert measured.features(None) is not measured.features(gray)
+  assert measured.compile_predictions(None, False) is measured.compile_predictions(other, False)
+  assert measured.compile_predictions(None, False) is not measured.compile_predictions(None, True)
+  assert measured.compile_features(None) is not measured.compile_features(gray)
 
 
 @pytest.mark.heavy
 def test_evaluation_batch_must_divide_over_the_devices(parts):
-  assert of(parts).images_at_once(None) == 16
+  assert of(parts).choose_batch_size(None) == 16
   with schema.enter_key("here"), pytest.raises(schema.ConfigError) as error:
-    of(parts).images_at_once(15)
+    of(parts).choose_batch_size(15)
   assert error.value.place == "here.batch"
   assert all(word in str(error.value) for word in ("15", "2 devices"))
 
@@ -119,8 +119,17 @@ def test_identity_depends_on_model_and_weights_and_not_on_devices(parts):
   params = jax.device_get(parts.create_initial_state().params)
   changed = params | {"norm/bias": params["norm/bias"] + 1e-3}
   measured = of(parts)
-  assert measured.identity(params) == of(parts, devices=1).identity(params)
-  assert len({measured.identity(params), measured.identity(changed), of(parts, image_size=48).identity(params)}) == 3
+  assert measured.compute_identity(params) == of(parts, devices=1).compute_identity(params)
+  assert (
+    len(
+      {
+        measured.compute_identity(params),
+        measured.compute_identity(changed),
+        of(parts, image_size=48).compute_identity(params),
+      }
+    )
+    == 3
+  )
 
 
 @pytest.mark.heavy
@@ -132,7 +141,7 @@ def test_logits_are_the_product_of_features_and_head(name):
   if name.startswith("swin"):
     small = {"width": 16, "depths": (1, 1), "heads": (1, 2)}
   size = 56 if name.startswith("swin") else 32
-  model = models.functional(models.Description(Choice(name, small), size, 5))
+  model = models.make_functional(models.Description(Choice(name, small), size, 5))
   params = model.init(jax.random.key(0))
   params["head/kernel"] = jax.random.normal(jax.random.key(1), params["head/kernel"].shape)
   images = np.random.default_rng(0).standard_normal((2, size, size, 3), np.float32)
@@ -147,7 +156,7 @@ def test_logits_are_the_product_of_features_and_head(name):
 @pytest.mark.parametrize("images", ["one", "all"])
 def test_error_of_logits_that_are_not_finite_names_the_image(parts, value, images):
   measured = of(parts)
-  fifth = np.asarray(next(iter(measured.batches(None, measured.source(None, "test[:16]"), 16)))["image"])[5]
+  fifth = np.asarray(next(iter(measured.open_batches(None, measured.open_images(None, "test[:16]"), 16)))["image"])[5]
 
   def predict(params, batch, labels, classes):
     rows = parts.task.predict(params, batch, labels, classes)
@@ -162,5 +171,5 @@ def test_error_of_logits_that_are_not_finite_names_the_image(parts, value, image
     measure = evals.accuracy(broken, split="test[:16]")
   with pytest.raises(NotFiniteError) as error:
     measure(parts.create_initial_state().params, lambda: None)
-  named = measured.source(None, "test[:16]").display_name(0 if images == "all" else 5)
+  named = measured.open_images(None, "test[:16]").display_name(0 if images == "all" else 5)
   assert str(error.value).startswith(f"config.evals.test: image {named!r}: output 'logits' is not finite")

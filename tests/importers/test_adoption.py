@@ -129,14 +129,14 @@ def test_restart_without_the_weights_file_is_the_same_run(tmp_path, monkeypatch)
   flagged |= {f"model.{key}": str(value) for key, value in SMALL.items()}
   first = build.complete(config.resolve(flags.load_config(recipe, flagged)))
   assert first.model.args["gelu"] == "erf"
-  monkeypatch.setattr(provenance, "stored_config", lambda *_: json.loads(config.dumps(first)))
+  monkeypatch.setattr(provenance, "read_stored_config", lambda *_: json.loads(config.dumps(first)))
   file.unlink()
   absent = build.complete(config.resolve(flags.load_config(recipe, flagged)))
   assert absent.model.args["gelu"] == "tanh"
   assert train.apply_stored_settings(recipe, flagged, absent, tmp_path) == first
   assert migrations.migrate_run(json.loads(config.dumps(first))) == schema.to_plain(first)
   older = schema.to_plain(absent)  # a run of an older version adopted no settings, and its restart keeps them
-  monkeypatch.setattr(provenance, "stored_config", lambda *_: older)
+  monkeypatch.setattr(provenance, "read_stored_config", lambda *_: older)
   deit(tmp_path / "weights")
   now = build.complete(config.resolve(flags.load_config(recipe, flagged)))
   assert schema.to_plain(train.apply_stored_settings(recipe, flagged, now, tmp_path)) == older
@@ -145,7 +145,9 @@ def test_restart_without_the_weights_file_is_the_same_run(tmp_path, monkeypatch)
 def test_sweep_trials_adopt_the_same_settings_as_their_runs(tmp_path):
   recipe, flagged = str(runs.ROOT / "configs/finetune.py:digits,ViT-S/8,48"), {"init.from": str(deit(tmp_path))}
   flagged |= {f"model.{key}": str(value) for key, value in SMALL.items()}
-  trials = Study(recipe, flagged, config.Sweep([{"optim.lr": 0.1}, {"optim.lr": 0.2}]), tmp_path / "sweep").trials()
+  trials = Study(
+    recipe, flagged, config.Sweep([{"optim.lr": 0.1}, {"optim.lr": 0.2}]), tmp_path / "sweep"
+  ).make_trials()
   for trial in trials:
     assert trial.config == config.dumps(build.complete(config.resolve(flags.load_config(recipe, trial.flags))))
     assert json.loads(trial.config)["model"]["gelu"] == "erf"

@@ -87,7 +87,7 @@ def at_size(path, side):
   want = description.replace(image_size=side)
   fitted, notes = surgery.fit(arrays, description, want, "keep")
   assert any("resampled" in note for note in notes)
-  return models.functional(want).create(fitted)
+  return models.make_functional(want).create(fitted)
 
 
 def randomise(model):
@@ -128,7 +128,7 @@ def test_transformers_files_match_its_features_at_another_resolution(tmp_path, n
   if name == "ViT":  # its pooled output has a layer with tanh
     description, arrays = importers.load(tmp_path)
     fitted, _ = surgery.fit(arrays, description, description.replace(image_size=side), "keep")
-    outputs, _ = models.functional(description.replace(image_size=side)).outputs(
+    outputs, _ = models.make_functional(description.replace(image_size=side)).outputs(
       fitted, images.permute(0, 2, 3, 1).numpy()
     )
     np.testing.assert_allclose(outputs.logits, theirs.numpy(), rtol=0, atol=1e-5)
@@ -165,7 +165,7 @@ def test_timm_files_match_its_logits_at_another_resolution(tmp_path, name, side)
     theirs = model(images)
   want = found.description.replace(image_size=side)
   fitted, _ = surgery.fit(found.read(), found.description, want, "keep")
-  compare(models.functional(want).create(fitted), theirs, images)
+  compare(models.make_functional(want).create(fitted), theirs, images)
 
 
 @pytest.mark.parametrize(("registers", "method"), [(0, "bicubic_offset"), (4, "bicubic_antialiased")])

@@ -212,7 +212,7 @@ def test_tables_with_and_without_a_class_token_row_convert_exactly():
   images = modules.images(32, 2)
 
   def logits(description, arrays):
-    return np.asarray(models.functional(description).create(arrays)(images))
+    return np.asarray(models.make_functional(description).create(arrays)(images))
 
   for have, want in ((whole, patches), (patches, whole)):
     arrays = draw_arrays(have)

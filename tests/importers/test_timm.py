@@ -65,7 +65,7 @@ def test_outputs_match_timm_before_and_after_export(tmp_path, name):
 
   timm.models.save_for_hf(model, tmp_path / "theirs", model_args=arguments, safe_serialization=True)
   description, arrays = importers.load(tmp_path / "theirs")
-  expected, ours = compute_logits(model), models.functional(description).create(arrays)
+  expected, ours = compute_logits(model), models.make_functional(description).create(arrays)
   logits = ours(images.permute(0, 2, 3, 1).numpy())
   np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5 * abs(expected).max())
   (tmp_path / "ours").mkdir()
@@ -89,7 +89,7 @@ def test_timm_loads_the_folder_that_convert_writes(tmp_path, monkeypatch):
   convert.convert(tmp_path / "in.safetensors", tmp_path / "exported/model.safetensors", "timm", {})
   model = timm.create_model("local-dir:exported", pretrained=True).eval()  # the call in docs/guides/export-weights.md
   images = torch.randn(2, 3, 32, 32)
-  ours = models.functional(described).create(small_weights.arrays(described))
+  ours = models.make_functional(described).create(small_weights.arrays(described))
   logits = np.asarray(ours(images.permute(0, 2, 3, 1).numpy()))
   with torch.no_grad():
     np.testing.assert_allclose(model(images).numpy(), logits, rtol=0, atol=2e-5 * abs(logits).max())

@@ -73,7 +73,7 @@ def test_outputs_match_transformers_before_and_after_export(tmp_path, case):
   expected = compute_outputs(model, images)
   model.save_pretrained(tmp_path / "theirs")
   description, arrays = importers.load(tmp_path / "theirs")
-  ours = models.functional(description).create(arrays)(images.permute(0, 2, 3, 1).numpy())
+  ours = models.make_functional(description).create(arrays)(images.permute(0, 2, 3, 1).numpy())
   np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
   if case in OTHERS:
     return

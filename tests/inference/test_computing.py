@@ -20,7 +20,7 @@ def use(tmp_path_factory):
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
 def test_best_classes_have_the_largest_probabilities(use, loss):
   images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
-  model = models.functional(use.description)
+  model = models.make_functional(use.description)
   result = jax.jit(make_predict_function(model, use.data, loss, "head"))(use.arrays, images)
   normalised = ((images / 255 - [0.4, 0.5, 0.6]) / [0.2, 0.3, 0.4]).astype(np.float32)
   output, _ = jax.jit(model.outputs)(use.arrays, normalised)
@@ -35,7 +35,7 @@ def test_best_classes_have_the_largest_probabilities(use, loss):
 
 
 def test_model_without_a_head_has_only_features(use):
-  model = models.functional(use.description.replace(classes=0))
+  model = models.make_functional(use.description.replace(classes=0))
   shapes = jax.eval_shape(
     make_predict_function(model, use.data, "softmax", "head"),
     use.arrays,

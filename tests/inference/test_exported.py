@@ -27,7 +27,7 @@ def test_stablehlo_file_gives_the_logits_of_any_number_of_images(tmp_path):
   program = export.deserialize(bytearray((tmp_path / "a.stablehlo").read_bytes()))
   assert program.platforms == ("cpu", "cuda", "tpu")
   use = stored.load(source)
-  model = models.functional(use.description)
+  model = models.make_functional(use.description)
   for count in (1, 5):
     images = np.random.default_rng(count).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
     normalised = ((images / 255 - [0.4, 0.5, 0.6]) / [0.2, 0.3, 0.4]).astype(np.float32)

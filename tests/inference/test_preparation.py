@@ -30,23 +30,23 @@ def test_pixels_of_a_file_match_the_evaluation_stream(crop, form):
   examples = config.eval_examples(source)
   image, _, mask = examples.example(Images(source, "raise", 10**6, 100.0).read_prepared, 0)
   assert mask == 1
-  np.testing.assert_array_equal(Preparation.of(config).file(data), image)
+  np.testing.assert_array_equal(Preparation.from_data(config).prepare_file(data), image)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_photograph_is_rotated_upright(orientation):
   exif = Image.Exif()
   exif[0x0112] = orientation
-  data, preparation = encode(picture(90, 120), "PNG", exif=exif), Preparation.of(bound(image_size=32, exif=True))
+  data, preparation = encode(picture(90, 120), "PNG", exif=exif), Preparation.from_data(bound(image_size=32, exif=True))
   upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
-  np.testing.assert_array_equal(preparation.file(data), preparation.pixels(upright))
+  np.testing.assert_array_equal(preparation.prepare_file(data), preparation.prepare_pixels(upright))
 
 
 def test_pixels_are_prepared_like_the_file_that_contains_them():
-  preparation, image = Preparation.of(bound(image_size=24)), picture(50, 40)
-  np.testing.assert_array_equal(preparation.pixels(image), preparation.file(encode(image)))
+  preparation, image = Preparation.from_data(bound(image_size=24)), picture(50, 40)
+  np.testing.assert_array_equal(preparation.prepare_pixels(image), preparation.prepare_file(encode(image)))
   gray = np.stack([image[..., 0]] * 3, axis=-1)
-  np.testing.assert_array_equal(preparation.pixels(image[..., 0]), preparation.pixels(gray))
+  np.testing.assert_array_equal(preparation.prepare_pixels(image[..., 0]), preparation.prepare_pixels(gray))
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_pixels_are_prepared_like_the_file_that_contains_them():
 )
 def test_unsupported_arrays_are_refused(image):
   with pytest.raises(ImageError, match="an image of shape"):
-    Preparation.of(bound(image_size=8, max_pixels=10_000)).pixels(image)
+    Preparation.from_data(bound(image_size=8, max_pixels=10_000)).prepare_pixels(image)
 
 
 def test_pixel_limit_of_the_run_applies():
   with pytest.raises(ValueError, match="max_pixels=100"):
-    Preparation.of(bound(image_size=8, max_pixels=100)).file(encode(picture()))
+    Preparation.from_data(bound(image_size=8, max_pixels=100)).prepare_file(encode(picture()))

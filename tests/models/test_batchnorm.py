@@ -216,7 +216,7 @@ def test_eight_devices_match_one_in_losses_and_averages(accumulate, axes):
 def test_step_averages_the_statistics_of_micro_batches(accumulate):
   made = parts(1, optim__accumulate=accumulate)
   before = jax.device_get(made.create_initial_state().params)
-  model = models.functional(models.Description(made.run.model, 32, 10))
+  model = models.make_functional(models.Description(made.run.model, 32, 10))
 
   def apply(params, images, key):
     output, statistics = model.outputs(params, images, key)

@@ -38,7 +38,7 @@ def test_patch_attribute_alone_does_not_enable_patch_inputs():
   assert contract.find_patch("least", Least()) is None
   with pytest.raises(ConfigError, match="model least: Least has `accepts_patches`, but no attribute `patch`"):
     contract.find_patch("least", Least(accepts_patches=True))
-  assert models.functional(models.Description(Choice("ViT-Ti/16"), 32, 3)).patch == 16
+  assert models.make_functional(models.Description(Choice("ViT-Ti/16"), 32, 3)).patch == 16
 
 
 def test_prefix_of_another_type_is_an_error():

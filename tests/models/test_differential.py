@@ -72,4 +72,4 @@ def test_blocks_depend_on_their_number_scanned_or_not(arguments):
 )
 def test_fused_kernel_and_odd_head_sizes_are_errors(arguments, message):
   with pytest.raises(ConfigError, match=message):
-    models.functional(models.Description(Choice("ViT-Ti/8", {"differential": True} | arguments), 16, 5)).shapes()
+    models.make_functional(models.Description(Choice("ViT-Ti/8", {"differential": True} | arguments), 16, 5)).shapes()

@@ -23,7 +23,7 @@ def images():
 @pytest.mark.parametrize("scan", [False, True])
 def test_initial_parameters_equal_those_of_the_module(scan):
   arguments = TINY | {"scan": scan}
-  model = models.functional(VIT.replace(model=Choice("ViT-S/16", arguments)))
+  model = models.make_functional(VIT.replace(model=Choice("ViT-S/16", arguments)))
   module = models.create("ViT-S/16", 32, classes=5, rngs=rng.Keys(jax.random.key(3)), **arguments)
   drawn, expected = model.init(jax.random.key(3)), trees.flatten(nnx.state(module))
   assert drawn.keys() == expected.keys() == model.shapes().keys()
@@ -35,7 +35,7 @@ def test_initial_parameters_equal_those_of_the_module(scan):
 
 
 def test_statistics_are_returned_and_change_only_in_training():
-  model = models.functional(NET)
+  model = models.make_functional(NET)
   params = model.init(jax.random.key(0))
   assert model.statistics == {path for path in params if path.endswith(("/mean", "/var"))}
   _, still = jax.jit(model.outputs)(params, images())
@@ -46,9 +46,9 @@ def test_statistics_are_returned_and_change_only_in_training():
 
 
 def test_mesh_constrains_activations_without_changing_the_output():
-  model = models.functional(VIT)
+  model = models.make_functional(VIT)
   params = model.init(jax.random.key(0))
-  sharded = model.on(sharding.make_mesh(config.Mesh(data=8), jax.devices()))
+  sharded = model.place_on(sharding.make_mesh(config.Mesh(data=8), jax.devices()))
   jaxprs = [str(jax.make_jaxpr(one.outputs)(params, images())) for one in (model, sharded)]
   constrained = [text.count("sharding_constraint") for text in jaxprs]
   assert constrained[0] == 0 and constrained[1] >= 2  # once per block
@@ -59,6 +59,6 @@ def test_mesh_constrains_activations_without_changing_the_output():
 
 def test_equal_descriptions_share_a_model_and_unknown_keys_are_errors():
   spelled_out = VIT.bind()
-  assert models.functional(VIT) is models.functional(spelled_out)
+  assert models.make_functional(VIT) is models.make_functional(spelled_out)
   with pytest.raises(ConfigError, match=r"model\.widht: unknown key .* Did you mean 'width'"):
-    models.functional(VIT.replace(model=Choice("ViT-S/16", {"widht": 3})))
+    models.make_functional(VIT.replace(model=Choice("ViT-S/16", {"widht": 3})))

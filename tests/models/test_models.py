@@ -64,7 +64,7 @@ OPTIONS = [  # each pooling with learned positions, and each position with zero,
 def test_tables_match_parameters_of_every_pooling_and_position(options, scan):
   arguments = {"registers": 2, "layer_scale": 0.1, "scan": scan, "depth": 1} | options
   arguments |= {"pre_logits": 8} if options["pool"] != "distilled" else {}
-  modules.check_tables(models.functional(models.Description(schema.Choice("ViT-Ti/16", arguments), 32, 7)))
+  modules.check_tables(models.make_functional(models.Description(schema.Choice("ViT-Ti/16", arguments), 32, 7)))
 
 
 PARTS = {
@@ -86,13 +86,13 @@ PARTS = {
 def test_tables_match_parameters_of_modern_blocks(key, value, scan):
   arguments = {"pool": "gap", "registers": 4, "layer_scale": 0.1, "scan": scan, "depth": 1}
   bound = models.Description(schema.Choice("ViT-Ti/16", arguments | {key: value}), 32, 7).bind()
-  modules.check_tables(models.functional(bound))
+  modules.check_tables(models.make_functional(bound))
 
 
 @pytest.mark.parametrize(("hidden", "multiple", "expected"), [(6144, 8, 4096), (2304, 8, 1536), (1000, 64, 704)])
 def test_swiglu_has_two_thirds_of_the_width_rounded_up(hidden, multiple, expected):
   arguments = {"mlp": {"name": "swiglu", "multiple": multiple}, "hidden": hidden, "depth": 1}
-  shapes = models.functional(models.Description(schema.Choice("ViT-Ti/16", arguments), 224, 7)).shapes()
+  shapes = models.make_functional(models.Description(schema.Choice("ViT-Ti/16", arguments), 224, 7)).shapes()
   assert shapes["blocks/0/mlp/up/kernel"].shape == shapes["blocks/0/mlp/gate/kernel"].shape == (192, expected)
 
 

@@ -28,7 +28,7 @@ CASES = {  # name -> arguments, image size, tokens
 def test_logits_are_computed_by_heads_from_features_and_tokens(name):
   arguments, size, tokens = CASES[name]
   description = models.Description(Choice(name, arguments), size, 5)
-  whole, headless = (models.functional(description.replace(classes=classes)) for classes in (5, 0))
+  whole, headless = (models.make_functional(description.replace(classes=classes)) for classes in (5, 0))
   params = whole.init(jax.random.key(0))
   heads = {path.removesuffix("/kernel") for path in params if path.startswith("head") and path.endswith("kernel")}
   for head in heads:
@@ -67,7 +67,7 @@ def test_images_of_another_shape_are_rejected():
 def test_selected_features_are_class_token_patch_mean_or_both(name):
   arguments, size, tokens = CASES[name]
   arguments = arguments | ({"registers": 2} if name == "ViT-S/16" else {})
-  model = models.functional(models.Description(Choice(name, arguments), size, 0))
+  model = models.make_functional(models.Description(Choice(name, arguments), size, 0))
   images = np.random.default_rng(0).standard_normal((2, size, size, 3), np.float32)
   output, _ = jax.jit(model.outputs)(model.init(jax.random.key(0)), images)
   kinds = {"ViT-S/16": ("cls", "registers"), "deit_tiny_distilled_patch16_224": ("cls", "distillation")}

@@ -15,7 +15,9 @@ from vit_jax.schema import Choice
 def shapes_of(name, **arguments):
   """Returns the parameter shapes of a published model with its published sizes."""
   row = models.find(name)
-  return models.functional(models.Description(Choice(name, arguments), row.image_size, row.classes).bind()).shapes()
+  return models.make_functional(
+    models.Description(Choice(name, arguments), row.image_size, row.classes).bind()
+  ).shapes()
 
 
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "R26+S/32", "swin_tiny_patch4_window7_224", "efficientnet_b0", "R50x1"])

@@ -16,7 +16,7 @@ KEY = jax.random.key(0)
 
 
 def model(size=32, **arguments):
-  return models.functional(models.Description(Choice("ViT-Ti/8", SMALL | arguments), size, 0))
+  return models.make_functional(models.Description(Choice("ViT-Ti/8", SMALL | arguments), size, 0))
 
 
 @pytest.mark.parametrize("arguments", [

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 def make(name, peak, total, warmup="0", batch=1, examples=1, **args):
   def steps(duration):
-    return Duration(duration).steps(batch, examples, total)
+    return Duration(duration).count_steps(batch, examples, total)
 
   return schedules.create_schedule(Choice(name, args), peak, total, steps(warmup), steps)
 

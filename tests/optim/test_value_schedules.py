@@ -12,7 +12,7 @@ pytestmark = pytest.mark.heavy
 
 def at(name, steps, total=100, batch=1, examples=1, **args):
   schedule = value_schedules.create_value_schedule(
-    Choice(name, args), total, lambda duration: Duration(duration).steps(batch, examples, total)
+    Choice(name, args), total, lambda duration: Duration(duration).count_steps(batch, examples, total)
   )
   values = np.asarray(jax.jit(jax.vmap(schedule))(np.asarray(steps, np.int32)))
   assert float(schedule(int(steps[-1]))) == pytest.approx(float(values[-1]), rel=1e-6)

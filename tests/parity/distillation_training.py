@@ -32,7 +32,7 @@ def at(schedule, count: int) -> np.ndarray:
 
 def make_value(total: int, name: str, epoch: int = 1, **arguments):
   def steps(duration):
-    return Duration(duration).steps(1, epoch, total)
+    return Duration(duration).count_steps(1, epoch, total)
 
   return value_schedules.create_value_schedule(Choice(name, arguments), total, steps)
 
@@ -98,7 +98,7 @@ def _delayed_rates(rates: dict, total: int, epoch: int, count: int) -> np.ndarra
 
 def _make(params, arguments, total=10, epoch=1, layers_above=None):
   choice = bind(Choice("sgd", arguments), lookup(optim.RULES, "sgd"))
-  steps = lambda duration: duration.steps(1, epoch, total)  # noqa: E731
+  steps = lambda duration: duration.count_steps(1, epoch, total)  # noqa: E731
   return optim.create_optimizer(choice, params, total, steps, layers_above=layers_above).transformation
 
 
@@ -146,7 +146,7 @@ def check_groups(name: str, arrays: Arrays, meta: dict) -> Iterator[Result]:
   depth, decay = meta["depth"], meta["layerwise_decay"]
   registers = 2 * ("register_tokens" in arrays["backbone.name"])
   choice = Choice("ViT-S/14", {"depth": depth, "registers": registers, "layer_scale": 1e-5, "width": 24, "hidden": 32})
-  model = models.functional(models.Description(choice, 28, 0))
+  model = models.make_functional(models.Description(choice, 28, 0))
   shapes = jax.eval_shape(model.init, jax.random.key(0))
   head = list(read_head(_shape_head(arrays), "dino_head.", "task/dino_head"))
   paths = [*shapes, "task/mask_token", *head]

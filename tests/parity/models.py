@@ -56,7 +56,7 @@ def check(file: pathlib.Path) -> Iterator[Result]:
         file.stem, float("inf"), f"recognised {key} {getattr(recognised.description, key)} instead of {value}"
       )
       return
-  model = models.functional(recognised.description).create(recognised.read())
+  model = models.make_functional(recognised.description).create(recognised.read())
   graph, params = nnx.split(model)
   function = models.capture(lambda params, x: nnx.merge(graph, params)(x), "pre_logits")
   logits, inside = jax.jit(function)(params, images(described))

@@ -56,7 +56,7 @@ def check(file: pathlib.Path) -> Iterator[Result]:
     name, total = arguments.pop("name"), arguments.pop("total")
     choice = bind(Choice(name, arguments), lookup(optim.RULES, name))
     transformation = optim.create_optimizer(
-      choice, params, total, lambda duration, total=total: duration.steps(1, 1, total)
+      choice, params, total, lambda duration, total=total: duration.count_steps(1, 1, total)
     ).transformation
   elif file.stem in RULES:
     arguments, tolerance = RULES[file.stem]

@@ -16,7 +16,7 @@ def _rates(name, peak, total, warmup, batch, examples, steps, **arguments):
   """Returns the values of a schedule of `optim` at these steps."""
 
   def length(duration):
-    return Duration(duration).steps(batch, examples, total)
+    return Duration(duration).count_steps(batch, examples, total)
 
   schedule = schedules.create_schedule(Choice(name, arguments), peak, total, length(warmup), length)
   return np.asarray(jax.jit(jax.vmap(schedule))(np.asarray(steps, np.int32)))
@@ -65,7 +65,7 @@ def _epoch_curve(name, curve):
   else:
     epochs, kind, arguments = 300, "epoch_step", {"every": f"{theirs['decay_t']}ep", "factor": theirs["decay_rate"]}
   for batch, examples in ((1, 1), (128, 1437), (128, 50_000)):
-    total = Duration(f"{epochs}ep").steps(batch, examples)
+    total = Duration(f"{epochs}ep").count_steps(batch, examples)
     first = np.array([-(-e * examples // batch) for e in curve["epochs"]])
     last = np.array([-(-(e + 1) * examples // batch) - 1 for e in curve["epochs"]])
     for steps in first, last:

@@ -107,7 +107,7 @@ def find_temperatures(meta: dict, kind: str) -> np.ndarray:
   start, end = meta[f"warmup_teacher_{kind}"], meta[f"teacher_{kind}"]
   arguments = {"start": start, "end": end, "length": f"{meta['warmup_epochs']}ep", "per_epoch": True}
   schedule = value_schedules.create_value_schedule(
-    Choice("ramp", arguments), meta["epochs"], lambda duration: duration.steps(1, 1)
+    Choice("ramp", arguments), meta["epochs"], lambda duration: duration.count_steps(1, 1)
   )
   return np.asarray(jax.vmap(schedule)(jnp.arange(meta["epochs"])))
 

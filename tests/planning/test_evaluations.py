@@ -39,7 +39,7 @@ def test_validation_is_counted_as_often_as_the_loop_evaluates():
 
 def test_share_of_a_forward_pass_matches_its_flops():
   run = parts(runs.imagenet())
-  model = models.functional(run.model.description)
+  model = models.make_functional(run.model.description)
   images = jax.ShapeDtypeStruct((run.run.batch, 32, 32, 3), "float32")
   forward = flops.count_flops(lambda params, x: model.outputs(params, x)[0].logits, model.shapes(), images)
   step = flops.count_flops(run.step, run.state_shapes, run.batch_shapes, {})

@@ -50,7 +50,7 @@ def predictor(name, args, side) -> Predictor:
   """Returns a model with random parameters and sharp attention."""
   description = models.Description(Choice(name, args), side, 3).bind()
   draw = np.random.default_rng(0)
-  shapes = models.functional(description).shapes()
+  shapes = models.make_functional(description).shapes()
   params = {
     path: jnp.asarray(draw.normal(0, 0.5, leaf.shape) + path.endswith("scale")) for path, leaf in shapes.items()
   }
@@ -64,7 +64,7 @@ def squares(side, count=2):
 def captured(model, pictures):
   """Returns {name: weights [B, H, T, T]} of all images at once, from the formulation that exposes them."""
   args = {key: value for key, value in model.description.model.args.items() if key not in ("attention", "dtype")}
-  plain = models.functional(model.description.replace(model=Choice(model.description.model.name, args)))
+  plain = models.make_functional(model.description.replace(model=Choice(model.description.model.name, args)))
   batch = ((np.stack(pictures) / 255 - MEAN) / STD).astype(np.float32)
   capture = jax.jit(models.capture(lambda x: plain.outputs(model.params, x)[0].logits, ".*weights"))
   return {name: np.asarray(value, np.float64) for name, value in capture(batch)[1].items()}

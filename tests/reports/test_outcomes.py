@@ -55,7 +55,7 @@ def test_figures_match_the_end_of_training_on_all_test_images(workdir):
   subject = EvalContext(
     measured.experiment.model, measured.experiment.mesh, measured.experiment.run.data, 40, catalog.open_split
   )
-  batches = subject.batches(None, details.source, 40)
+  batches = subject.open_batches(None, details.source, 40)
   images = np.concatenate([np.asarray(batch["image"]) for batch in batches])
   batches.close()
   np.testing.assert_array_equal(picture.pixels, images[number])

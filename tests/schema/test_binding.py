@@ -23,7 +23,7 @@ from vit_jax.schema import Choice, ConfigError, Count, Duration, Pattern, Probab
     ],
 )  # fmt: skip
 def test_durations_are_rounded_to_the_nearest_step(text, steps):
-  assert Duration(text).steps(batch=64, examples=640, total=200) == steps
+  assert Duration(text).count_steps(batch=64, examples=640, total=200) == steps
 
 
 @pytest.mark.parametrize("text", ["", "ten", "5q", "-5", "5 %%", "1e3", True, None, "k", "ep", "9" * 30])
@@ -34,7 +34,7 @@ def test_invalid_duration_is_refused(text):
 
 def test_length_of_the_run_cannot_be_a_percentage():
   with pytest.raises(ConfigError, match="the length of the run cannot be a percentage"):
-    Duration("5%").steps(64, 640)
+    Duration("5%").count_steps(64, 640)
 
 
 # Choices of one function.

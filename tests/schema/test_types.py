@@ -9,7 +9,7 @@ from vit_jax.schema import ConfigError, types
   ("text", "steps"), [("500", 500), ("10k", 10_000), ("2ep", 20), ("100ex", 10), ("5%", 50), ("0", 0), ("1ex", 1)]
 )
 def test_duration_is_a_number_of_steps(text, steps):
-  assert types.Duration(text).steps(batch=10, examples=100, total=1000) == steps
+  assert types.Duration(text).count_steps(batch=10, examples=100, total=1000) == steps
 
 
 @pytest.mark.parametrize("text", ["", "ten", "5 epochs", "-1", "1e3"])

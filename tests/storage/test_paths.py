@@ -17,7 +17,7 @@ from vit_jax.storage import files, hub_addresses, paths
 def test_local_path_is_unchanged(text):
   assert paths.resolve_path(text) == pathlib.Path(text)
   assert type(paths.resolve_path(pathlib.Path(text))) is type(pathlib.Path(text))
-  assert not paths.in_bucket(pathlib.Path(text))
+  assert not paths.is_in_bucket(pathlib.Path(text))
 
 
 def test_path_is_made_absolute_within_its_storage():

@@ -30,7 +30,7 @@ def never(trial):
 def test_printed_command_reproduces_the_config_of_its_trial(tmp_path):
   changes = {"optim.lr": 0.5, "data.warp": {"name": "affine", "degrees": 3.0}, "data.mean": (0.1, 0.2, 0.3)}
   made = studies.study(tmp_path, [changes], {"data.threads": "3"})
-  (trial,) = made.trials()
+  (trial,) = made.make_trials()
   words = shlex.split(shlex.join(execution.build_train_command(made.file, trial)))
   assert words[:5] == ["python", "-m", "vit_jax.train", f"--config={made.file}", f"--workdir={trial.workdir}"]
   overrides, rest = flags.split_overrides(words[5:])

@@ -28,7 +28,7 @@ def test_table_on_a_terminal_has_the_last_line_of_each_log(tmp_path, trials):
   log = tmp_path / "log"
   log.write_bytes(b"first\n" + b"x" * 3000 + b"\n  12/40  30%  loss 1.5\n\n")
   console = rich.console.Console(width=100, record=True, file=io.StringIO())
-  console.print(TrialScreen(trials, "val/top1", lambda trial: log).table())
+  console.print(TrialScreen(trials, "val/top1", lambda trial: log).make_table())
   text = console.export_text()
   assert "1 done, 1 running, 1 failed" in text
   assert "12/40  30%  loss 1.5" in text
@@ -38,8 +38,8 @@ def test_table_on_a_terminal_has_the_last_line_of_each_log(tmp_path, trials):
 def test_each_change_is_a_line_without_a_terminal(capsys, monkeypatch, trials):
   monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
   with TrialScreen(trials, "val/top1", lambda trial: pathlib.Path("none")) as shown:
-    shown.changed(trials[1])
-    shown.changed(trials[2])
+    shown.report_change(trials[1])
+    shown.report_change(trials[2])
     shown.refresh()
   first, second = capsys.readouterr().out.splitlines()
   assert first.endswith("done      2/3  optim.lr=0.2  val/top1 80.00 %")
@@ -53,7 +53,7 @@ def test_each_change_is_a_line_without_a_terminal(capsys, monkeypatch, trials):
 def test_val_metric_is_shown_before_test_without_a_decision(trials, figures, expected):
   trials[1].figures = figures
   console = rich.console.Console(width=100, record=True, file=io.StringIO())
-  console.print(TrialScreen(trials, None, lambda trial: pathlib.Path("none")).table())
+  console.print(TrialScreen(trials, None, lambda trial: pathlib.Path("none")).make_table())
   assert expected in console.export_text()
 
 

@@ -29,10 +29,10 @@ def write_result(trial, top1):
 def test_best_setting_is_selected_and_finished_runs_are_reused(tmp_path, capsys):
   rows = [{"optim.lr": rate, "seed": seed} for rate in (0.1, 0.2) for seed in (0, 1)]
   study = studies.study(tmp_path, rows, final=[{"data.train": "train[:160]"}])
-  listed = study.trials()
+  listed = study.make_trials()
   for trial, top1 in zip(listed, (0.1, 0.9, 0.6, 0.6), strict=True):
     write_result(trial, top1)
-  (last,) = study.last_runs(search.group_settings(listed)[1])
+  (last,) = study.make_last_runs(search.group_settings(listed)[1])
   last.workdir.mkdir(parents=True)
   (last.workdir / "config.json").write_text(last.config)
   (last.workdir / "result.json").write_text('{"top1": 0.7, "train_seconds": 1.0}')
@@ -48,12 +48,12 @@ def test_suite_selects_one_setting_for_all_tasks(tmp_path, capsys):
   rows = [{"data.test": task, "optim.lr": rate} for rate in (0.1, 0.2) for task in tasks]
   final = [{"data.test": task, "data.train": "train[:160]"} for task in tasks]
   study = studies.study(tmp_path, rows, final=final, over="data.test")
-  listed = study.trials()
+  listed = study.make_trials()
   for trial, top1 in zip(
     listed, (0.9, 0.1, 0.6, 0.7), strict=True
   ):  # the best setting of the first task is not the best of both tasks
     write_result(trial, top1)
-  for last, top1 in zip(study.last_runs(search.group_settings(listed, "data.test")[1]), (0.5, 0.7), strict=True):
+  for last, top1 in zip(study.make_last_runs(search.group_settings(listed, "data.test")[1]), (0.5, 0.7), strict=True):
     last.workdir.mkdir(parents=True)
     (last.workdir / "config.json").write_text(last.config)
     (last.workdir / "result.json").write_text(json.dumps({"top1": top1}))
@@ -67,7 +67,7 @@ def test_no_finished_setting_is_an_error_after_the_table_is_written(tmp_path):
   study = studies.study(
     tmp_path, [{"batch": 100}]
   )  # more than the number of images, which the trial's process would report
-  listed = study.trials()
+  listed = study.make_trials()
   listed[0].fail("too large", "diverged")
   with pytest.raises(ConfigError, match="no setting was selected"):
     search.run_study(study, listed, [pool.DeviceGroup()], retry=False)
@@ -80,7 +80,7 @@ def test_workdir_in_use_is_refused(tmp_path):
     runtime.lock_workdir(tmp_path),
     pytest.raises(ConfigError, match=f"{tmp_path} is in use by process {os.getpid()}"),
   ):
-    search.run_study(study, study.trials(), [pool.DeviceGroup()], retry=False)
+    search.run_study(study, study.make_trials(), [pool.DeviceGroup()], retry=False)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def make_study(tmp_path, rows, decide="val/top1", final=(), **overrides):
 
 def test_trials_exclude_test_and_equal_runs_are_listed_once(tmp_path):
   rates = [{"optim.lr": rate} for rate in (0.001, 0.1, 1e38, 0.1)]
-  listed = make_study(tmp_path, [*rates, {"sead": 1}]).trials()
+  listed = make_study(tmp_path, [*rates, {"sead": 1}]).make_trials()
   assert [str(trial) for trial in listed] == ["optim.lr=0.001", "optim.lr=0.1", "optim.lr=1e+38", "sead=1"]
   assert [trial.status for trial in listed] == ["waiting"] * 3 + ["failed"]
   for trial in listed[:3]:
@@ -35,14 +35,14 @@ def test_trials_exclude_test_and_equal_runs_are_listed_once(tmp_path):
 
 
 def test_trial_name_depends_only_on_the_resulting_config(tmp_path):
-  (first,) = make_study(tmp_path, [{"seed": 1, "optim.lr": 0.5}]).trials()
-  (second,) = make_study(tmp_path, [{"optim.lr": 5e-1}], seed="1").trials()
-  (third,) = make_study(tmp_path, [{"seed": 2, "optim.lr": 0.5}]).trials()
+  (first,) = make_study(tmp_path, [{"seed": 1, "optim.lr": 0.5}]).make_trials()
+  (second,) = make_study(tmp_path, [{"optim.lr": 5e-1}], seed="1").make_trials()
+  (third,) = make_study(tmp_path, [{"seed": 2, "optim.lr": 0.5}]).make_trials()
   assert first.name == second.name != third.name
 
 
 def test_every_evaluation_runs_without_a_decision(tmp_path):
-  (trial,) = make_study(tmp_path, [{"seed": 1}], None).trials()
+  (trial,) = make_study(tmp_path, [{"seed": 1}], None).make_trials()
   assert set(json.loads(trial.config)["evals"]) == {"val", "test"}
 
 
@@ -57,13 +57,13 @@ def test_every_evaluation_runs_without_a_decision(tmp_path):
   ],
 )
 def test_invalid_deciding_metric_is_refused(tmp_path, decide, names):
-  (trial,) = make_study(tmp_path, [{}], decide).trials()
+  (trial,) = make_study(tmp_path, [{}], decide).make_trials()
   assert trial.status == "failed" and decide.partition("/")[2] in trial.error
   assert all(name in trial.error for name in names.split(" ")), trial.error
 
 
 def test_metric_of_the_weight_average_may_decide(tmp_path):
-  (trial,) = make_study(tmp_path, [{"optim.ema": 0.9}], "val/ema_top1").trials()
+  (trial,) = make_study(tmp_path, [{"optim.ema": 0.9}], "val/ema_top1").make_trials()
   assert trial.status == "waiting"
 
 
@@ -80,7 +80,7 @@ def test_metric_of_the_weight_average_may_decide(tmp_path):
 def test_absent_data_and_shared_images_are_found_before_the_start(tmp_path, changes, place, suggestion):
   prepare_dataset("digits")
   made = make_study(tmp_path, [{"seed": 5}, changes])
-  listed = made.trials()
+  listed = made.make_trials()
   if listed[1].config is not None:
     study.check_data(listed, "val/top1")
   assert [trial.status for trial in listed] == ["waiting", "failed"]
@@ -95,8 +95,8 @@ def test_absent_data_and_shared_images_are_found_before_the_start(tmp_path, chan
 def test_final_runs_evaluate_only_test(tmp_path):
   final = [{"data.train": "train[:160]", "seed": 4}]
   made = make_study(tmp_path, [{"optim.lr": 0.1, "seed": 3}], final=final)
-  best = trials.group_settings(made.trials())[0]
-  (last,) = made.last_runs(best)
+  best = trials.group_settings(made.make_trials())[0]
+  (last,) = made.make_last_runs(best)
   run = json.loads(last.config)
   assert list(run["evals"]) == ["test"] and run["evals"]["test"]["every"] == "100%"
   assert (run["data"]["train"], run["seed"], run["optim"]["lr"]) == ("train[:160]", 4, 0.1)
@@ -105,8 +105,8 @@ def test_final_runs_evaluate_only_test(tmp_path):
 
 def test_trials_of_the_best_setting_are_evaluated_without_final(tmp_path):
   made = make_study(tmp_path, [{"optim.lr": 0.1, "seed": 3}])
-  (trial,) = made.trials()
-  (last,) = made.last_runs(trials.group_settings([trial])[0])
+  (trial,) = made.make_trials()
+  (last,) = made.make_last_runs(trials.group_settings([trial])[0])
   assert (last.name, last.config, last.figures) == (trial.name, trial.config, {})
   assert last.workdir == tmp_path / "final" / trial.name
 
@@ -125,7 +125,7 @@ def test_trials_of_the_best_setting_are_evaluated_without_final(tmp_path):
 def test_invalid_study_is_an_error(tmp_path, rows, final, overrides, place, word):
   made = make_study(tmp_path, rows, final=final, **overrides)
   with pytest.raises(ConfigError) as error:
-    made.check(made.trials())
+    made.check(made.make_trials())
   assert place in str(error.value) and word in str(error.value)
 
 
@@ -205,14 +205,14 @@ def test_tasks_of_a_suite_with_absent_data_have_not_failed(tmp_path, monkeypatch
   rows = [{"data.name": name, "data.train": "train[:96]"} for name in ("digits", "cifar10")]
   final = [{**changes, "seed": seed} for changes in rows for seed in (1, 2)]
   made = studies.study(tmp_path, rows, {"data.test": "test"}, final=final, over="data.name")
-  listed = made.trials()
+  listed = made.make_trials()
   made.check(listed)
   study.check_data(listed, "val/top1", "data.name")
   assert [trial.status for trial in listed] == ["waiting", "absent"]
   assert "python -m vit_jax.prepare cifar10" in listed[1].error
   listed[0].status = "done"
   (setting,) = trials.group_settings(trials.select_measured(listed, "data.name"), "data.name")
-  assert [trial.changes for trial in made.last_runs(setting)] == final[:2]
+  assert [trial.changes for trial in made.make_last_runs(setting)] == final[:2]
   with pytest.raises(ConfigError, match=r"python -m vit_jax\.prepare cifar10"):
     study.check_data(listed[1:], "val/top1", "data.name")
 
@@ -251,7 +251,7 @@ def test_default_validation_split_of_a_folder_decides(tmp_path, overrides, final
   file = tmp_path / "it.py"
   file.write_text(FOLDER.format(path=str(tmp_path / "photos"), final=final))
   made = study.Study(str(file), overrides, study.load_sweep(str(file)), tmp_path)
-  listed = made.trials()
+  listed = made.make_trials()
   made.check(listed)
   study.check_data(listed, "val/top1")
   assert [trial.status for trial in listed] == ["waiting"] * 2
@@ -261,5 +261,5 @@ def test_default_validation_split_of_a_folder_decides(tmp_path, overrides, final
     assert {name: choice.args["split"] for name, choice in run.evals.items()} == {"val": "val"}
     every = overrides.get("evals.val.every", overrides.get("evals.test.every", "20%"))
     assert str(run.evals["val"].args["every"]) == every and run.data.args["validation"] == 0.1
-  for trial in made.last_runs(trials.group_settings(listed, None)[0]) if final else ():
+  for trial in made.make_last_runs(trials.group_settings(listed, None)[0]) if final else ():
     assert trial.config is not None and list(json.loads(trial.config)["evals"]) == ["test"]

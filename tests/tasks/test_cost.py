@@ -31,7 +31,7 @@ EMBEDDING = 2 * N * 3 * P**2 * D
 
 def measured(stage, **arguments):
   """FLOPs of one image's forward pass; nothing is computed."""
-  model = models.functional(models.Description(Choice("ViT-B/16"), 224, 0))
+  model = models.make_functional(models.Description(Choice("ViT-B/16"), 224, 0))
   task = stage(stages.supplied(model, augment, pixels=lambda x: x), **arguments)
   batch = {"image": jax.ShapeDtypeStruct((8, 224, 224, 3), jnp.float32), "draw": jax.ShapeDtypeStruct((8,), "int32")}
   examples = jax.eval_shape(task.examples, batch, Context(*CONTEXT), jax.random.key(0))
@@ -68,7 +68,7 @@ def test_e6_the_forward_cost_of_b16_matches_its_matrices_and_the_paper():
 def test_a_teacher_has_no_backward_pass():
   """Without local crops, student and teacher have equal forward passes: four of them instead of six in training."""
   choice = Choice("ViT-Ti/8", {"depth": 4, "width": 64, "heads": 2, "hidden": 128})
-  model = models.functional(models.Description(choice, 64, 0))
+  model = models.make_functional(models.Description(choice, 64, 0))
   task = Dino(stages.supplied(model), local_crops=0, local_size=16, prototypes=64, bottleneck=16, hidden=32)
   params = model.shapes() | jax.eval_shape(task.init, jax.random.key(0))
   examples = {"global": jax.ShapeDtypeStruct((8, 2, 64, 64, 3), jnp.float32)}
@@ -77,7 +77,7 @@ def test_a_teacher_has_no_backward_pass():
 
 
 def test_training_costs_three_forward_passes_without_a_teacher():
-  model = models.functional(models.Description(Choice("ViT-B/16"), 224, 1000))
+  model = models.make_functional(models.Description(Choice("ViT-B/16"), 224, 1000))
   task = Classify(stages.supplied(model))
   shape = jax.ShapeDtypeStruct
   examples = {"image": shape((8, 224, 224, 3), jnp.float32), "target": shape((8, 1000), jnp.float32)}

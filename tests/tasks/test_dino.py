@@ -19,7 +19,7 @@ from vit_jax.training import loop
 pytestmark = pytest.mark.heavy
 
 VIT = Choice("ViT-Ti/8", {"depth": 1, "width": 16, "heads": 2, "hidden": 16, "head_bias": 0.0})
-MODEL = models.functional(models.Description(VIT, 32, 0))
+MODEL = models.make_functional(models.Description(VIT, 32, 0))
 TEMPERATURE = Choice("ramp", {"start": 0.04, "end": 0.07, "length": "4"})
 HEAD = {"prototypes": 24, "bottleneck": 8, "hidden": 12}
 

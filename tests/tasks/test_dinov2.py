@@ -18,7 +18,7 @@ from vit_jax.training import loop
 pytestmark = pytest.mark.heavy
 
 VIT = Choice("ViT-Ti/8", {"depth": 1, "width": 16, "heads": 2, "hidden": 16})
-MODEL = models.functional(models.Description(VIT, 32, 0))
+MODEL = models.make_functional(models.Description(VIT, 32, 0))
 SMALL = {
   "prototypes": 24, "bottleneck": 8, "hidden": 12, "patch_prototypes": 20, "patch_bottleneck": 6, "patch_hidden": 10,
   "local_size": 16, "local_crops": 2, "group": 2, "temperature": Choice("constant", {"value": 0.06}),

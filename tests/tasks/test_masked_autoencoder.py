@@ -17,7 +17,7 @@ SMALL = {"width": 16, "depth": 1, "heads": 2}
 
 
 def model(name="ViT-Ti/8", size=32, **arguments):
-  return models.functional(models.Description(Choice(name, VIT | arguments), size, 0))
+  return models.make_functional(models.Description(Choice(name, VIT | arguments), size, 0))
 
 
 def task(of=None, **arguments):
@@ -122,4 +122,4 @@ def test_what_cannot_be_is_refused_with_what_can(arguments, of, words):
   known = {} if name.startswith("Mixer") else VIT
   description = models.Description(Choice(name, known | {k: v for k, v in of.items() if k != "name"}), 32, 0)
   with pytest.raises(ConfigError, match=words):
-    task(models.functional(description), **arguments)
+    task(models.make_functional(description), **arguments)

@@ -23,7 +23,7 @@ from vit_jax.training import build, loop
 pytestmark = pytest.mark.heavy
 
 VIT = Choice("ViT-Ti/8", {"depth": 1, "width": 16, "heads": 2, "hidden": 16})
-MODEL = models.functional(models.Description(VIT, 32, 0))
+MODEL = models.make_functional(models.Description(VIT, 32, 0))
 SMALL = {"model__name": "ViT-Ti/8", "model__depth": 1, "model__width": 16, "model__heads": 2, "model__hidden": 16}
 
 
@@ -94,7 +94,7 @@ def test_targets_are_those_of_loops_over_patches(target):
   images = np.random.default_rng(0).random((2, 16, 24, 3), np.float32)
   images[0, :8, :8] = 1.0  # the brightest level has no ninth
   cut = jnp.asarray(masked_patches.masking.cut_patches(images, 8))
-  got = masked_patches.TARGETS[target](8).of(cut)
+  got = masked_patches.TARGETS[target](8).make_targets(cut)
   patches = [[image[8 * y : 8 * y + 8, 8 * x : 8 * x + 8] for y in range(2) for x in range(3)] for image in images]
   expected = np.array([[by_hand(patch, target) for patch in row] for row in patches])
   np.testing.assert_allclose(got, expected, atol=1e-6)

@@ -15,7 +15,7 @@ TINY = {"depth": 1, "width": 16, "heads": 2, "hidden": 16}
 
 
 def model(name, size=(16, 24), **arguments):
-  return models.functional(models.Description(Choice(name, TINY | arguments), size, 0))
+  return models.make_functional(models.Description(Choice(name, TINY | arguments), size, 0))
 
 
 def test_patches_are_those_of_loops_whole_or_cut():

@@ -19,7 +19,7 @@ SMALL = {"depth": 1, "width": 16, "heads": 2, "hidden": 16}
 
 
 def model(name="ViT-Ti/8", size=32, **arguments):
-  return models.functional(models.Description(Choice(name, SMALL | arguments), size, 0))
+  return models.make_functional(models.Description(Choice(name, SMALL | arguments), size, 0))
 
 
 def task(of=None, **arguments):
@@ -107,6 +107,6 @@ def test_a_model_that_cannot_process_the_crops_is_an_error(of, arguments, expect
 
 
 def test_a_model_without_patches_is_an_error():
-  compact = models.functional(models.Description(Choice("cct_2_3x2_32"), 32, 0))
+  compact = models.make_functional(models.Description(Choice("cct_2_3x2_32"), 32, 0))
   with pytest.raises(ConfigError, match="not patches of the image"):
     task(compact)

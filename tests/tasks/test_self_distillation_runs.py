@@ -47,8 +47,8 @@ def test_worker_processes_and_threads_train_the_same_bits(task, tmp_path):
 
 def differentiate(task, arguments):
   """Returns the loss, the metrics and the gradients of layer after layer, for random weights and crops."""
-  plain = models.functional(models.Description(Choice("ViT-Ti/8", SIZE), 32, 0))
-  model = models.functional(models.Description(Choice("ViT-Ti/8", SIZE | arguments), 32, 0))
+  plain = models.make_functional(models.Description(Choice("ViT-Ti/8", SIZE), 32, 0))
+  model = models.make_functional(models.Description(Choice("ViT-Ti/8", SIZE | arguments), 32, 0))
   stage = {"dino": Dino, "dinov2": Dinov2}[task](
     stages.supplied(model), **HEADS | (PATCH_HEADS if task == "dinov2" else {})
   )

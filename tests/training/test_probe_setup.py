@@ -18,7 +18,7 @@ def weights():
   """A narrow CCT for 32 px with parameters as they are drawn."""
   prepare_dataset("digits")
   description = models.Description(runs.run().model, 32, 10)
-  return description, jax.device_get(models.functional(description).init(jax.random.key(0)))
+  return description, jax.device_get(models.make_functional(description).init(jax.random.key(0)))
 
 
 def measurement(**fields):

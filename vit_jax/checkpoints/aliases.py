@@ -27,7 +27,7 @@ def check_workdir_name(workdir: pathlib.Path) -> None:
   Raises:
     ConfigError: checkpoints cannot be saved under this name.
   """
-  if paths.in_bucket(workdir):
+  if paths.is_in_bucket(workdir):
     if wrong := sorted(set(_OBJECTS.sub("", os.fspath(workdir)))):
       raise ConfigError(
         f"{show(os.fspath(workdir))}: checkpoints cannot be saved under a name with {' '.join(map(repr, wrong))} in a "
@@ -58,7 +58,7 @@ def alias_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     ConfigError: this system has no /proc/self/fd.
   """
   path = paths.make_absolute(folder)
-  if paths.in_bucket(path) or _is_plain(path):
+  if paths.is_in_bucket(path) or _is_plain(path):
     yield path
     return
   check_workdir_name(folder)

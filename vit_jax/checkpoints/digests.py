@@ -11,7 +11,7 @@ import numpy as np
 def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """Computes a fingerprint of each array on its devices.
 
-  A fingerprint is the sum modulo 2**32 of the words of an array, each mixed with its position. Integer sums do not
+  A fingerprint is the sum modulo 2**32 of the words of an array, each mix with its position. Integer sums do not
   depend on the order, so equal values have equal fingerprints on every mesh. The mixing function is the finalizer of
   MurmurHash3 (Appleby 2011), so any changed bit changes the sum.
 
@@ -22,7 +22,7 @@ def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     {path: uint32 scalar}.
   """
 
-  def mixed(x: jax.Array) -> jax.Array:
+  def mix(x: jax.Array) -> jax.Array:
     width = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
     words = jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32).ravel()
     h = words ^ (jax.lax.iota(jnp.uint32, words.size) * jnp.uint32(0x9E3779B1))
@@ -30,7 +30,7 @@ def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
       h = (h ^ (h >> shift)) * jnp.uint32(factor)
     return jnp.sum(h ^ (h >> 16), dtype=jnp.uint32)
 
-  return {path: mixed(x) for path, x in arrays.items()}
+  return {path: mix(x) for path, x in arrays.items()}
 
 
 def fingerprint_on_host(array: np.ndarray) -> int:

@@ -64,7 +64,7 @@ def compute_code_version() -> str:
   return hashed.hexdigest()[:12]
 
 
-def stored_config(workdir: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
+def read_stored_config(workdir: pathlib.Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
   """Returns the config of the run in a workdir, or None without a config.
 
   The config in the checkpoint takes precedence, because users may edit config.json. The file config.json is used if
@@ -86,7 +86,7 @@ def sample_order(images: stream.Examples, position: int) -> dict[str, list[int]]
   """
   length = len(images.source)
   first = position // length * length
-  positions = [start + i for start in (first, first + length) for i in samples.spaced_numbers(length)]
+  positions = [start + i for start in (first, first + length) for i in samples.compute_spaced_numbers(length)]
   return {"positions": positions, "records": [int(images.record(i)) for i in positions]}
 
 

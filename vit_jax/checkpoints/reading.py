@@ -62,7 +62,7 @@ def list_steps(workdir: pathlib.Path) -> list[int]:
     workdir: directory of a run.
   """
   # In a bucket a folder is not renamed when it is complete. An object marks a complete checkpoint instead.
-  is_complete = ocp.utils.is_checkpoint_finalized if paths.in_bucket(workdir) else pathlib.Path.exists
+  is_complete = ocp.utils.is_checkpoint_finalized if paths.is_in_bucket(workdir) else pathlib.Path.exists
   with contextlib.suppress(FileNotFoundError, NotADirectoryError):
     folders = [path for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()]
     return sorted(int(path.name) for path in folders if is_complete(path))
@@ -162,7 +162,7 @@ def _read_part(folder: pathlib.Path, part: str | None) -> tuple[dict[str, np.nda
 
 def _check_size(folder: pathlib.Path, wanted: Mapping[str, Any]) -> None:
   """Raises ValueError if arrays would need far more memory than the folder on a disk contains, by their metadata."""
-  if paths.in_bucket(folder):
+  if paths.is_in_bucket(folder):
     return
   # A part of an array is stored as a chunk, and a whole chunk is read. A manipulated chunk is larger than its array.
   needed = sum(

@@ -125,7 +125,7 @@ class Checkpoints:
         self._manager = _Manager(self._alias_directory, options=options, item_handlers=_make_handlers())
       self._resources = resources.pop_all()
 
-  def steps(self) -> list[int]:
+  def list_steps(self) -> list[int]:
     """Returns the steps that have a complete checkpoint, oldest first."""
     return sorted(self._manager.all_steps())
 
@@ -161,7 +161,7 @@ class Checkpoints:
     folder = self._alias_directory / str(
       self._saving
     )  # the final folder in a bucket, where an object marks a save as complete
-    if not paths.in_bucket(folder):
+    if not paths.is_in_bucket(folder):
       started = [path for path in self._alias_directory.iterdir() if path.name.startswith(f"{self._saving}.")]
       (folder,) = [path for path in started if ocp.utils.is_tmp_checkpoint(epath.Path(path))]
     _, problem = try_read(lambda: check_readable(folder))
@@ -188,7 +188,7 @@ class Checkpoints:
       OSError: the bucket failed, which gives no information on the checkpoints.
     """
     bad = []
-    for step in reversed(json.loads(runtime.gather_texts(json.dumps(self.steps()), "checkpoints")[0])):
+    for step in reversed(json.loads(runtime.gather_texts(json.dumps(self.list_steps()), "checkpoints")[0])):
       restored, problem = self._read(step, state, check)
       if problem:
         bad.append((step, problem))

@@ -5,7 +5,7 @@ from typing import Any
 
 import ml_collections
 
-from vit_jax.schema import Choice, ConfigError, Text, as_group, show
+from vit_jax.schema import Choice, ConfigError, Text, convert_to_group, show
 
 _GROUP = Mapping | ml_collections.ConfigDict
 
@@ -205,9 +205,9 @@ def nest_vit(arguments: Mapping[str, object], published: Mapping[str, object]) -
     group, key = _NESTED[old]
     # A group of another type is reported when the arguments are bound.
     if old in arguments and isinstance(result.get(group, {}), Choice | str | _GROUP):
-      inner = as_group(result.get(group, {}))
+      inner = convert_to_group(result.get(group, {}))
       value = _rename_value(old, arguments[old], inner.get("name"))
-      name = inner.get("name") or as_group(published.get(group, {})).get("name")
+      name = inner.get("name") or convert_to_group(published.get(group, {})).get("name")
       idle, names = _PARTIAL.get(old, (None, ()))
       if old not in _PARTIAL or name in names or not _is_idle(value, idle):
         result[group] = inner | _one_of(old, f"{group}.{key}", key, inner, value)
@@ -249,4 +249,4 @@ def _one_of(old: str, new: str, key: str, group: Mapping[str, Any], value: objec
 
 
 def _leaves(value: object) -> str:
-  return str(as_group(value) if isinstance(value, Choice | _GROUP) else value)
+  return str(convert_to_group(value) if isinstance(value, Choice | _GROUP) else value)

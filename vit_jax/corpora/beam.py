@@ -63,7 +63,7 @@ def _write_shards(
 ) -> Reports:
   """Writes all shards and returns their reports."""
   beam = _import_beam()
-  text = json.dumps([*map(str, folders), made.plain()])
+  text = json.dumps([*map(str, folders), made.to_json()])
   writers = [_create_writer(made, folders, split) for split in made.splits]
   with contextlib.ExitStack() as stack:
     stack.push(functools.partial(_raise_original, made, folders))
@@ -140,11 +140,11 @@ def _make_piece(piece: tuple[int, int, int], text: str) -> Iterator[Any]:
   worker = _open_worker(text)
   split, report = worker.plan.splits[number], record_maker.ShardReport()
   positions = split.positions(shard)[first : first + record_maker.TOGETHER]
-  for position, record in zip(positions, worker.records(split, positions), strict=True):
+  for position, record in zip(positions, worker.make_records(split, positions), strict=True):
     report.add(record)
     if record.data is not None:
       yield position, record.data
-  yield beam.pvalue.TaggedOutput(REPORTS, (shard, (first, report.plain())))
+  yield beam.pvalue.TaggedOutput(REPORTS, (shard, (first, report.to_json())))
 
 
 @functools.lru_cache(maxsize=1)

@@ -43,7 +43,7 @@ def prepare_dataset(name: str, data_dir: str | None = None) -> str:
   root = tfds.find_data_dir(data_dir)
   folder = tfds.find_builder_dir(row.builder, data_dir)
   if folder is None:
-    if paths.in_bucket(root):
+    if paths.is_in_bucket(root):
       return _prepare_and_copy(name, row.builder, root)
     with _lock_directory(root):
       folder = tfds.find_builder_dir(row.builder, data_dir)
@@ -72,7 +72,7 @@ def _lock_directory(root: os.PathLike[str]) -> Iterator[None]:
 def _prepare_and_copy(name: str, builder: str, root: pathlib.Path) -> str:
   """Prepares on a disk, as TFDS requires, and copies missing files to a bucket. The last file marks a complete copy."""
   disk = tfds.find_data_dir(None)
-  if paths.in_bucket(disk):  # $TFDS_DATA_DIR
+  if paths.is_in_bucket(disk):  # $TFDS_DATA_DIR
     disk = tfds.find_data_dir("~/tensorflow_datasets")
   prepare_dataset(name, str(disk))
   source = tfds.find_builder_dir(builder, str(disk))

@@ -178,7 +178,7 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> Folde
     ImageError: the disk failed while an image was read.
     OSError: a disk failed.
   """
-  if paths.in_bucket(root) or (aside and paths.in_bucket(aside)):
+  if paths.is_in_bucket(root) or (aside and paths.is_in_bucket(aside)):
     raise ConfigError(
       "--check: only folders on a disk can be checked. Images in a bucket are checked when they are prepared"
     )

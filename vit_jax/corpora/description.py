@@ -126,7 +126,7 @@ def write_description(
     "duplicates": len(everything.duplicates),
     "done": dict(sorted(everything.done.items())),
   }
-  files.write_text(corpus / PLAN, json.dumps(made.plain() | about, indent=1) + "\n")
+  files.write_text(corpus / PLAN, json.dumps(made.to_json() | about, indent=1) + "\n")
   _write_tfds_files(corpus, made, classes, reports)
 
 
@@ -164,7 +164,7 @@ def _write_tfds_files(
     )
     info.write_to_directory(folder)
     for file in sorted(pathlib.Path(folder).iterdir(), key=lambda file: file.name == INFO):
-      if paths.in_bucket(corpus):
+      if paths.is_in_bucket(corpus):
         files.copy_to_bucket(file, corpus / file.name)
       else:
         files.write_text(corpus / file.name, file.read_text())

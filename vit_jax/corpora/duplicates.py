@@ -85,7 +85,7 @@ class HashIndex:
   def __len__(self) -> int:
     return len(self._hashes)
 
-  def nearest(self, value: int, besides: int | None = None) -> tuple[int, int] | None:
+  def find_nearest(self, value: int, besides: int | None = None) -> tuple[int, int] | None:
     """Returns the nearest hash within the allowed distance.
 
     Args:
@@ -121,7 +121,7 @@ class HashIndex:
     Returns:
       {"of": test set, "image": id, "record": number, "distance": bits, "mirrored": bool}, or None.
     """
-    nearest = self.nearest(compute_hash(pixels))
+    nearest = self.find_nearest(compute_hash(pixels))
     if nearest is None:
       return None
     number, distance = nearest

@@ -104,13 +104,13 @@ class CorpusPlan:
   quality: int = conversion.QUALITY
   form: int = FORM
 
-  def plain(self) -> dict[str, Any]:
+  def to_json(self) -> dict[str, Any]:
     """Returns the plan as JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(self) | {"fingerprint": self.fingerprint._asdict()}))
 
   @classmethod
   def read(cls, values: dict[str, Any]) -> "CorpusPlan":
-    """Returns the plan that `plain` converted to JSON values."""
+    """Returns the plan that `to_json` converted to JSON values."""
     fields = {
       "fingerprint": sources.Fingerprint(**values["fingerprint"]),
       "splits": tuple(CorpusSplit(**split) for split in values["splits"]),
@@ -140,7 +140,7 @@ class CorpusPlan:
     if not before:
       again = f"remove {file.parent}, and run the same command again to rebuild it completely"
       raise ConfigError(f"{file} is damaged, so the progress is unknown. To fix it, {again}")
-    mine = self.plain()
+    mine = self.to_json()
     differing = [key for key in mine if key != "data" and mine[key] != before.get(key)]
     if not differing:
       return True

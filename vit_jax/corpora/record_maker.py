@@ -94,7 +94,7 @@ class RecordMaker:
         raise ConfigError(reason) from error
       return CorpusRecord(name, rejected=describe_image_error(error))
 
-  def records(self, numbers: Iterable[int]) -> Iterator[CorpusRecord]:
+  def make_records(self, numbers: Iterable[int]) -> Iterator[CorpusRecord]:
     """Yields records by their numbers, in the given order.
 
     Neighbouring records are read together if this is cheaper for the input.
@@ -262,13 +262,13 @@ class ShardReport:
     else:
       self.rejected.append({"file": record.name, "reason": record.rejected})
 
-  def plain(self) -> dict[str, Any]:
+  def to_json(self) -> dict[str, Any]:
     """Returns the report as JSON values."""
     return vars(self) | {"classes": sorted(self.classes.items()), "done": dict(sorted(self.done.items()))}
 
   @classmethod
   def read(cls, values: dict[str, Any]) -> "ShardReport":
-    """Returns the report that `plain` converted to JSON values."""
+    """Returns the report that `to_json` converted to JSON values."""
     counters = {key: collections.Counter(dict(values[key])) for key in ("classes", "done")}
     return cls(**values | counters)
 

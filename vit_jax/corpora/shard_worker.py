@@ -64,7 +64,7 @@ class Folders(NamedTuple):
   work: pathlib.Path
 
   @classmethod
-  def of(cls, root: pathlib.Path, name: str) -> "Folders":
+  def locate(cls, root: pathlib.Path, name: str) -> "Folders":
     """Returns the folders of a corpus in a TFDS data directory.
 
     Args:
@@ -133,7 +133,7 @@ class Folders(NamedTuple):
       number: number of the shard.
       report: the report.
     """
-    plain = report.plain()
+    plain = report.to_json()
     files.write_text(self.report(split, number), json.dumps(plain | {"sha256": _compute_digest(plain)}))
 
   @property
@@ -214,7 +214,7 @@ class Worker:
   ) -> Iterator[bytes]:
     """Yields the serialized records that are kept, and counts all records."""
     reported, last = (0, 0, 0), time.monotonic()
-    for count, record in enumerate(self.records(split, positions), 1):
+    for count, record in enumerate(self.make_records(split, positions), 1):
       report.add(record)
       if time.monotonic() - last > EVERY or count == len(positions):
         now = count, len(report.rejected), len(report.duplicates)
@@ -223,7 +223,7 @@ class Worker:
       if record.data is not None:
         yield record.data
 
-  def records(self, split: CorpusSplit, positions: range) -> Iterator[record_maker.CorpusRecord]:
+  def make_records(self, split: CorpusSplit, positions: range) -> Iterator[record_maker.CorpusRecord]:
     """Yields the records at positions in the order of a split.
 
     Args:
@@ -231,7 +231,7 @@ class Worker:
       positions: positions in its order.
     """
     together = self.source.runs is not None
-    return self.maker.records(list_numbers(split, positions, self.plan.options.seed, together))
+    return self.maker.make_records(list_numbers(split, positions, self.plan.options.seed, together))
 
   @functools.cached_property
   def source(self) -> Source:

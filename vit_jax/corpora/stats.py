@@ -208,7 +208,7 @@ def find_duplicates(looked_at: Sequence[ImageFacts]) -> list[tuple[int, ImageFac
   index = duplicates.HashIndex(hashes, [], duplicates.DISTANCE)
   result = {}
   for number, value in enumerate(hashes):
-    if nearest := index.nearest(value, besides=number):
+    if nearest := index.find_nearest(value, besides=number):
       other, distance = nearest
       first, second = sorted((number, other))
       result[first, second] = distance, looked_at[first], looked_at[second]

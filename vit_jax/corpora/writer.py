@@ -88,9 +88,9 @@ def build_corpus(
       made.check_input(source, folders.work)
     else:
       _remove_temporary_files(folders)  # reports of a removed plan are meaningless
-      started = made.plain() | {"contents": plan.describe_contents(source)}
+      started = made.to_json() | {"contents": plan.describe_contents(source)}
       files.write_text(folders.work / plan.FILE, json.dumps(started, indent=1))
-    if not paths.in_bucket(root):
+    if not paths.is_in_bucket(root):
       folders.corpus.mkdir(exist_ok=True)
     _hash_test_sets(made, folders, count)
     lines = _finish_corpus(made, source, folders, shards(made, source, folders))
@@ -108,7 +108,7 @@ def _open_corpus(name: str, data: dict[str, Any], root: pathlib.Path) -> tuple[S
   with schema.enter_key("data"):
     description.check_classes(source.classes)
   runtime.print_note(source.note)
-  return source, shard_worker.Folders.of(root, name)
+  return source, shard_worker.Folders.locate(root, name)
 
 
 def _is_complete(made: CorpusPlan, folders: shard_worker.Folders) -> bool:
@@ -183,17 +183,17 @@ def write_shards(
   left_out = len(before.rejected), len(before.duplicates)
   with screen.ProgressScreen(made.name, len(source), before.records + sum(left_out), *left_out) as shown:
 
-    def named(task: shard_worker.ShardTask) -> str:
+    def name_shard(task: shard_worker.ShardTask) -> str:
       return folders.shard(made.name, made.splits[task.split], task.number).name
 
-    def heard(task: shard_worker.ShardTask, words: Any) -> None:
+    def count_records(task: shard_worker.ShardTask, words: Any) -> None:
       shown.add(*words)
       if shown.rejected > 2 * limit:  # some shards are not done, and need not be done
         _raise_rejected(f"more than {2 * limit:,}", reports, source, limit)
 
     check_rejected(reports, source, max_rejected)
     prepare = functools.partial(shard_worker.Worker, made, folders, input=source if count < 2 else None)
-    with processes.run_tasks(prepare, todo, count, heard, named) as results:
+    with processes.run_tasks(prepare, todo, count, count_records, name_shard) as results:
       for task, report in results:
         reports[task] = report
         check_rejected(reports, source, max_rejected)
@@ -292,5 +292,5 @@ def _remove_temporary_files(folders: shard_worker.Folders) -> None:
 
 def _remove_work_folder(folders: shard_worker.Folders) -> None:
   """Removes the folder of temporary files of a complete corpus, including its lock."""
-  if not paths.in_bucket(folders.work):
+  if not paths.is_in_bucket(folders.work):
     shutil.rmtree(folders.work, ignore_errors=True)

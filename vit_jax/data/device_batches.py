@@ -36,7 +36,7 @@ class DeviceBatches(Iterator[dict[str, jax.Array]]):
     """Number of images that this process has skipped so far because they could not be decoded."""
     return self._batches.skipped
 
-  def waiting(self) -> str:
+  def describe_waiting(self) -> str:
     """Returns a description of the reads that delay the next batch, or "" if no image is being read."""
     reads = [f"{place}, for {seconds:.0f} s" for place, seconds in self._batches.reading()[:3]]
     return f"reading {'; '.join(reads)}" if reads else ""

@@ -34,7 +34,7 @@ def read_mask(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"
     ImageError: if the mask is bad and bad records are not skipped, or if there are too many bad records.
   """
 
-  def made() -> np.ndarray:
+  def decode_mask() -> np.ndarray:
     masks = images.source.masks
     assert masks is not None
     data = masks.read(record)
@@ -43,7 +43,7 @@ def read_mask(images: Images, record: int, size: int) -> UInt8[np.ndarray, "S S"
     except ValueError as error:
       raise DecodeError(f"its mask is not valid: {error}") from error
 
-  return images.skip_if_bad(record, made)
+  return images.skip_if_bad(record, decode_mask)
 
 
 def decode_numbers(data: bytes, max_pixels: int, max_aspect: float) -> UInt8[np.ndarray, "H W"]:

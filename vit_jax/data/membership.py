@@ -42,10 +42,10 @@ def join_memberships(members: Mapping[str, Membership | None]) -> Membership | N
   if not known:
     return None
 
-  def changes(before: Mapping[str, Any]) -> list[str]:
+  def list_changes(before: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {line}" for name in known if name in before for line in known[name].changes(before[name])]
 
-  return Membership(lambda: {name: member.record() for name, member in known.items()}, changes)
+  return Membership(lambda: {name: member.record() for name, member in known.items()}, list_changes)
 
 
 def is_membership_record(value: object) -> bool:

@@ -46,7 +46,7 @@ def join_sources(
   firsts, labels = index.compute_firsts(map(len, parts)), max(part.labels for part in parts)
   joined = _JoinedRecords(name, tuple(parts), firsts, numbers, len(together), labels)
 
-  def of_part(function: Callable[..., object]) -> Callable[[int], Any]:
+  def call_part(function: Callable[..., object]) -> Callable[[int], Any]:
     return lambda i: function(*joined.locate(i))
 
   return Source(
@@ -54,12 +54,12 @@ def join_sources(
     split,
     together,
     firsts[-1],
-    of_part(joined.read),
-    of_part(lambda part, i: f"{name}, part {names[part]!r}: {parts[part].place(i)}"),
+    call_part(joined.read),
+    call_part(lambda part, i: f"{name}, part {names[part]!r}: {parts[part].place(i)}"),
     labels,
-    of_part(lambda part, i: f"{names[part]}/{parts[part].identify(i)}"),
+    call_part(lambda part, i: f"{names[part]}/{parts[part].identify(i)}"),
     lambda: _join_fingerprints(parts),
-    of_part(lambda part, i: joined.renumber_label(part, parts[part].label(i))),
+    call_part(lambda part, i: joined.renumber_label(part, parts[part].label(i))),
     tuple((f"{names[i]}/{part}", range_) for i, each in enumerate(parts) for part, range_ in each.parts),
     SpanReader(joined.run, joined.parse) if any(part.runs for part in parts) else None,
     any(part.remote for part in parts),
@@ -68,9 +68,9 @@ def join_sources(
       for i, part in enumerate(parts)
     ),
     _compute_epoch(names, parts, weights, epoch),
-    of_part(lambda part, i: f"{names[part]}/{parts[part].display_name(i)}"),
-    of_part(joined.shares) if any(part.shares for part in parts) else None,
-    is_published=of_part(lambda part, i: parts[part].is_published(i)),
+    call_part(lambda part, i: f"{names[part]}/{parts[part].display_name(i)}"),
+    call_part(joined.shares) if any(part.shares for part in parts) else None,
+    is_published=call_part(lambda part, i: parts[part].is_published(i)),
     note="\n".join(filter(None, dict.fromkeys((*(part.note for part in parts), class_names.describe_alike(together))))),
     files=lambda: [file for part in parts for file in part.files()],
     objects=lambda: [version for part in parts for version in part.objects()],

@@ -61,7 +61,7 @@ class MixedOrder:
     corpus, group, index = self.turn(position)
     made = self.orders[corpus]
     epoch, index = permutation.locate(made.length, index, group, self.groups)
-    return self.firsts[corpus] + made.at(epoch, group, index)
+    return self.firsts[corpus] + made.get_record(epoch, group, index)
 
   def visit(self, position: int) -> int:
     """Returns a number that differs between all positions of the same record: the epoch of the corpus."""
@@ -93,7 +93,7 @@ class MixedOrder:
     """
     waiting = {}
 
-    def due(positions: Iterable[int]) -> Iterator[Span]:
+    def find_due_spans(positions: Iterable[int]) -> Iterator[Span]:
       for position in positions:
         corpus, group, index = self.turn(position)
         if not isinstance(self.orders[corpus], BlockOrder):
@@ -107,7 +107,7 @@ class MixedOrder:
           moment, run = next(runs)
         waiting[corpus, group] = runs, moment, run
 
-    return due
+    return find_due_spans
 
   def _runs(self, corpus: int, group: int, start: int) -> Iterator[tuple[int, Span]]:
     """Yields the runs of a corpus in a group, starting at a position, without end:
@@ -117,7 +117,7 @@ class MixedOrder:
     made, first = self.orders[corpus], self.firsts[corpus]
     assert isinstance(made, BlockOrder)
     index = self._counts(group, self._count_before(group, start) // LOT * LOT)[corpus]
-    for epoch, ahead, run in made.runs(group, *permutation.locate(made.length, index, group, self.groups)):
+    for epoch, ahead, run in made.iterate_runs(group, *permutation.locate(made.length, index, group, self.groups)):
       wanted = frozenset(first + record for record in run.wanted)
       begin = permutation.count_earlier(made.length, epoch, group, self.groups)
       yield begin + ahead, Span(first + run.first, first + run.stop, wanted)

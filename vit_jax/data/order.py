@@ -59,7 +59,7 @@ class RecordOrder:
     epoch, index = divmod(position, self.length)
     return permutation.permute_index(index, self.length, self.seed, epoch)
 
-  def at(self, epoch: int, group: int, index: int) -> int:
+  def get_record(self, epoch: int, group: int, index: int) -> int:
     """Returns the record number at an index of a group's part of an epoch.
 
     Args:
@@ -98,13 +98,13 @@ class SequentialOrder:
   def schedule(self, start: int) -> Callable[[Sequence[int]], Iterable[Span]]:
     """Returns a function that yields runs of neighbouring positions. See `BlockOrder.schedule`."""
 
-    def due(positions: Iterable[int]) -> Iterator[Span]:
+    def find_due_spans(positions: Iterable[int]) -> Iterator[Span]:
       there = np.array([position for position in positions if position < self.length], np.int64)
       for some in np.split(there, np.flatnonzero(np.diff(there) != 1) + 1):
         if len(some):
           yield Span(int(some[0]), int(some[-1]) + 1, frozenset(some.tolist()))
 
-    return due
+    return find_due_spans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +154,9 @@ class BlockOrder:
 
   def record(self, position: int) -> int:
     """Returns the record number at a position. Takes 2 us on average."""
-    return self.at(*self._locate(position))
+    return self.get_record(*self._locate(position))
 
-  def at(self, epoch: int, group: int, index: int) -> int:
+  def get_record(self, epoch: int, group: int, index: int) -> int:
     """Returns the record number at an index of a group's section of an epoch.
 
     Args:
@@ -185,13 +185,13 @@ class BlockOrder:
     """
     waiting = {}
 
-    def due(positions: Iterable[int]) -> Iterator[Span]:
+    def find_due_spans(positions: Iterable[int]) -> Iterator[Span]:
       for position in positions:
         _, group, _ = self._locate(position)
         if group not in waiting:
           runs = (
             (epoch * self.length + ahead * self.groups, run)
-            for epoch, ahead, run in self.runs(group, *self._first(group, start))
+            for epoch, ahead, run in self.iterate_runs(group, *self._first(group, start))
           )
           waiting[group] = runs, *next(runs)
         runs, moment, run = waiting[group]
@@ -200,9 +200,9 @@ class BlockOrder:
           moment, run = next(runs)
         waiting[group] = runs, moment, run
 
-    return due
+    return find_due_spans
 
-  def runs(self, group: int, epoch: int, index: int) -> Iterator[tuple[int, int, Span]]:
+  def iterate_runs(self, group: int, epoch: int, index: int) -> Iterator[tuple[int, int, Span]]:
     """Yields (epoch, index at which to read, run) of a group, without end.
 
     Args:

@@ -55,8 +55,8 @@ def check_output_location(target: pathlib.Path, value: object, flag: str) -> Non
 
 
 def _is_inside(path: pathlib.Path, root: pathlib.Path) -> bool:
-  if paths.in_bucket(path) != paths.in_bucket(root):
+  if paths.is_in_bucket(path) != paths.is_in_bucket(root):
     return False
-  if paths.in_bucket(path):
+  if paths.is_in_bucket(path):
     return pathlib.PurePosixPath(str(path)).is_relative_to(str(root))
   return path.resolve().is_relative_to(root.resolve())

@@ -22,10 +22,10 @@ def describe_samples(source: Source, count: int = COUNT) -> list[dict[str, Any]]
     For each record its number `record`, its `name`, its `label` and the `sha256` of its image file. The label and the
     hash are None if the record cannot be read.
   """
-  return [_describe_sample(source, i) for i in spaced_numbers(len(source), count)]
+  return [_describe_sample(source, i) for i in compute_spaced_numbers(len(source), count)]
 
 
-def spaced_numbers(length: int, count: int = COUNT) -> list[int]:
+def compute_spaced_numbers(length: int, count: int = COUNT) -> list[int]:
   """Returns evenly spaced numbers from 0 to `length` - 1.
 
   Args:

@@ -41,7 +41,7 @@ def record_changes(files: Sequence[str]) -> list[dict[str, Any]]:
     {
       "files": len(changes),
       "times": sources.digest([time for time, _ in changes]),
-      "some": [changes[i][0] for i in samples.spaced_numbers(len(changes), SOME)],
+      "some": [changes[i][0] for i in samples.compute_spaced_numbers(len(changes), SOME)],
       "last": files[max(changes)[1]],
     }
     for changes in disks.values()

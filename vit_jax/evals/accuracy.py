@@ -63,7 +63,7 @@ def accuracy(
   Raises:
     ConfigError: the model or the data are unsuitable.
   """
-  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), get_current_key()
+  source, size, here = open_source(subject, data, split, "split"), subject.choose_batch_size(batch), get_current_key()
   if not subject.classes:
     raise ConfigError(
       "the model has no classes. Use name='masked' to measure its task, or 'fewshot' to measure its features", "name"
@@ -80,12 +80,12 @@ def accuracy(
       "data" if data else "split",
     )
   with enter_key("classes"):
-    competing, way = _competing_classes(subject.data(data), classes)
-  predict = subject.predictions(data, source.labels > 1 if logits is None else logits, competing)
+    competing, way = _competing_classes(subject.choose_data(data), classes)
+  predict = subject.compile_predictions(data, source.labels > 1 if logits is None else logits, competing)
 
   def measure(params: Weights, poll: Poll) -> Outcome:
     with enter_key(here):
-      images = subject.batches(data, source, size)
+      images = subject.open_batches(data, source, size)
       of_images = compute_rows(functools.partial(predict, params), images, poll, size, source.display_name)
     if source.labels > 1:
       labelled = (of_images["label"] >= 0).any(1)

@@ -91,18 +91,20 @@ def dense(
   Raises:
     ConfigError: the data have no suitable masks or splits.
   """
-  size, here = subject.images_at_once(batch), get_current_key()
+  size, here = subject.choose_batch_size(batch), get_current_key()
   sources_of = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
   classes = _check_data(subject, data, **sources_of)
   side, _, width = subject.map_shape
-  tokens, segments = subject.tokens(data), subject.segments(data)
+  tokens, segments = subject.compile_tokens(data), subject.compile_segments(data)
 
-  def measured(params: Weights, poll: Poll) -> Outcome:
-    def pairs(compute: Callable[[Rows], Rows], split: str) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+  def fit_and_measure(params: Weights, poll: Poll) -> Outcome:
+    def iterate_batches(
+      compute: Callable[[Rows], Rows], split: str
+    ) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
       return _add_masks(compute, subject, data, sources_of[split], size, poll)
 
     learnt, problem, fitted = [], None, (np.zeros((width, len(classes))), np.zeros(len(classes)))
-    for rows, truth in pairs(lambda images: tokens(params, images), "train"):
+    for rows, truth in iterate_batches(lambda images: tokens(params, images), "train"):
       shares = masks.compute_shares(truth, side, len(classes)).astype(np.float32)
       for record, *of_image in zip(rows["position"].tolist(), rows["tokens"], shares, strict=True):
         few = _draw_patches(record, side**2, patches // len(sources_of["train"]))
@@ -120,7 +122,7 @@ def dense(
       for array in fitted
     ]
     pixels, images = np.zeros((len(classes), len(classes)), np.int64), 0
-    for rows, truth in pairs(lambda images: segments((params, *linear), images), "test"):
+    for rows, truth in iterate_batches(lambda images: segments((params, *linear), images), "test"):
       pixels += count_confusion(truth, rows["classes"], len(classes))
       images += len(truth)
     message = f"{get_current_key('test')}: its masks contain no pixel of a class. Use another split"
@@ -131,7 +133,7 @@ def dense(
 
   def measure(params: Weights, poll: Poll) -> Outcome:
     with enter_key(here):
-      return measured(params, poll)
+      return fit_and_measure(params, poll)
 
   return measure
 
@@ -199,7 +201,7 @@ def _check_data(
     raise ConfigError(f"masks of {test.split!r} have other classes than those of {train.split!r}", "test")
   if not 2 <= len(classes) <= masks.NONE:
     raise ConfigError(f"masks of {format_amount(len(classes), 'class', 'classes')}. Allowed: 2 to {masks.NONE}", "data")
-  crop = subject.data(data).test_crop.name
+  crop = subject.choose_data(data).test_crop.name
   with enter_key(key) if data is not None else contextlib.nullcontext():
     if crop != "resize":
       raise ConfigError(
@@ -223,10 +225,10 @@ def _add_masks(
   Other processes yield no values. After all processes have computed their rows, a bad mask raises ConfigError on every
   process.
   """
-  images, side = subject.data(data).images(source), subject.data(data).image_size
+  images, side = subject.choose_data(data).images(source), subject.choose_data(data).image_size
   problem = None
-  with concurrent.futures.ThreadPoolExecutor(THREADS) as pool, subject.counting(source, size, poll) as counted:
-    for rows in compute_batches(compute, subject.batches(data, source, size), counted, size, source.display_name):
+  with concurrent.futures.ThreadPoolExecutor(THREADS) as pool, subject.show_progress(source, size, poll) as counted:
+    for rows in compute_batches(compute, subject.open_batches(data, source, size), counted, size, source.display_name):
       if jax.process_index() or problem:
         continue
       try:

@@ -53,10 +53,14 @@ def extract(
   known, kept = _read_cache(file) if file and first else (np.zeros(0, np.int64), None)
   missing = wanted[~runtime.copy_from_first(np.isin(wanted, known))]
   if len(missing):
-    lacking, compute = sources.select_subset(source, missing), subject.features(data, kind)
-    with subject.counting(lacking, size, poll) as counted:
+    lacking, compute = sources.select_subset(source, missing), subject.compile_features(data, kind)
+    with subject.show_progress(lacking, size, poll) as counted:
       of_images = compute_rows(
-        lambda batch: compute(params, batch), subject.batches(data, lacking, size), counted, size, lacking.display_name
+        lambda batch: compute(params, batch),
+        subject.open_batches(data, lacking, size),
+        counted,
+        size,
+        lacking.display_name,
       )
     position, features = missing[of_images["position"]], of_images["features"]
     if kept is not None:
@@ -80,7 +84,7 @@ def find_cache_file(
   (`versions.digest_versions`), and the type of features.
 
   Args:
-    identity: identifies the model and its weights, see `EvalContext.identity`.
+    identity: identifies the model and its weights, see `EvalContext.compute_identity`.
     data: the bound data choice, which defines the preparation of images.
     source: the images.
     kind: type of the features.

@@ -113,12 +113,12 @@ def fewshot(
   Raises:
     ConfigError: the data or the arguments are unsuitable.
   """
-  size, here = subject.images_at_once(batch), get_current_key()
+  size, here = subject.choose_batch_size(batch), get_current_key()
   sides = {key: open_source(subject, data, split, key) for key, split in (("train", train), ("test", test))}
   classes = len(sides["train"].classes)
   _check_data(sides, shots, seeds, probes)
   with enter_key("features"):
-    subject.features(data, features)  # a model without a class token causes an error before any computation
+    subject.compile_features(data, features)  # a model without a class token causes an error before any computation
   grids = [values for probe in probes.values() for values in probe.args.values() if isinstance(values, tuple)]
   choosing = held_out if any(len(values) > 1 for values in grids) else 0
   labels = {side: functools.cache(functools.partial(_read_labels, source)) for side, source in sides.items()}
@@ -128,10 +128,10 @@ def fewshot(
     drawn = {seed: _draw_images(labels["train"](), classes, shots, choosing, seed) for seed in draws}
     trained_on = np.unique(np.concatenate([rows for draw in drawn.values() for rows in draw]))
     wanted = {"train": trained_on, "test": np.arange(len(sides["test"]))}
-    weights = subject.identity(params) if cache else None
+    weights = subject.compute_identity(params) if cache else None
     extracted = {}
     for side, source in sides.items():
-      file = None if weights is None else find_cache_file(weights, subject.data(data), source, features)
+      file = None if weights is None else find_cache_file(weights, subject.choose_data(data), source, features)
       with enter_key(here):
         extracted[side] = extract(subject, data, source, wanted[side], params, poll, size, file, features)
     outcome, problem = None, None

@@ -43,8 +43,10 @@ def create_plan(
     params: {path: parameter} of the teacher.
     soft: true stores `pseudo_labels.BEST` classes per image, false stores one class.
   """
-  seen = subject.data(data).seen
-  weights = hashlib.sha256(f"{subject.identity(params)} {json.dumps(seen, sort_keys=True, default=repr)}".encode())
+  seen = subject.choose_data(data).seen
+  weights = hashlib.sha256(
+    f"{subject.compute_identity(params)} {json.dumps(seen, sort_keys=True, default=repr)}".encode()
+  )
   kept = min(pseudo_labels.BEST, len(classes)) if soft else 1
   images = (len(source), source.fingerprint(), pseudo_labels.digest_contents(source))
   return LabelPlan(opened, source.split, *images, classes, weights.hexdigest(), kept)
@@ -115,11 +117,11 @@ def label_images(
   done = int(runtime.copy_from_first(np.array([done]))[0])
   if done == len(shards):
     return 0
-  size = subject.images_at_once(None)
+  size = subject.choose_batch_size(None)
   start = shards[done][1].start // size * size  # the same batches as without a kill, and therefore the same bits
   rest = sources.select_subset(source, range(start, wanted.records)) if start else source
-  compute = functools.partial(subject.predictions(data, False), params)
-  made = subjects.compute_batches(compute, subject.batches(data, rest, size), poll, size, rest.display_name)
+  compute = functools.partial(subject.compile_predictions(data, False), params)
+  made = subjects.compute_batches(compute, subject.open_batches(data, rest, size), poll, size, rest.display_name)
   waiting: list[_Batch] = []
   for name, records in shards[done:]:
     while not waiting or waiting[-1].reached < records.stop:

@@ -31,12 +31,12 @@ def masked(
   """
   if subject.classes or subject.predict is None:
     raise ConfigError("the model has classes and does not mask patches. Use 'accuracy'", "name")
-  source, size, here = open_source(subject, data, split, "split"), subject.images_at_once(batch), get_current_key()
-  predict = subject.predictions(data, logits=False)
+  source, size, here = open_source(subject, data, split, "split"), subject.choose_batch_size(batch), get_current_key()
+  predict = subject.compile_predictions(data, logits=False)
 
   def measure(params: Weights, poll: Poll) -> Outcome:
     with enter_key(here):
-      images = subject.batches(data, source, size)
+      images = subject.open_batches(data, source, size)
       of_images = compute_rows(functools.partial(predict, params), images, poll, size, source.display_name)
     figures = {name: float(of_images[name].mean()) for name in of_images if name not in ("label", "position")}
     return Outcome(figures | {"images": len(of_images["position"])}, None)

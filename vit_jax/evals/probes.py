@@ -354,26 +354,26 @@ def nearest_neighbours(
   if not len(labels):
     raise schema.ConfigError("a probe needs at least one image of a class")
 
-  def unit(x: Num[np.ndarray, "N D"]) -> Float[np.ndarray, "N D"]:
+  def normalise(x: Num[np.ndarray, "N D"]) -> Float[np.ndarray, "N D"]:
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
-  def weighed(distance: np.ndarray) -> np.ndarray:
+  def compute_vote_weights(distance: np.ndarray) -> np.ndarray:
     if weights == "softmax":  # the cosine of unit vectors is 1 - distance^2 / 2; the largest cancels
       square = np.square(distance)
       return np.exp((square[:, :1] - square) / (2 * temperature))
     same = distance == 0
     return np.where(same.any(1, keepdims=True), same, 1 / np.where(same, 1, distance))
 
-  def votes(count: int, x: np.ndarray) -> np.ndarray:
-    distance, nearest = index.kneighbors(unit(x), min(count, len(labels)))
+  def vote(count: int, x: np.ndarray) -> np.ndarray:
+    distance, nearest = index.kneighbors(normalise(x), min(count, len(labels)))
     rows = classes * np.arange(len(x))[:, None] + labels[nearest]
-    sums = np.bincount(rows.ravel(), weighed(distance).ravel(), classes * len(x))
+    sums = np.bincount(rows.ravel(), compute_vote_weights(distance).ravel(), classes * len(x))
     return sums.reshape(len(x), classes).argmax(1)
 
   def classify(count: int, x: np.ndarray) -> np.ndarray:
-    return np.concatenate([votes(count, part) for part in _split_rows(x)])
+    return np.concatenate([vote(count, part) for part in _split_rows(x)])
 
-  index = NearestNeighbors(algorithm="brute").fit(unit(features))
+  index = NearestNeighbors(algorithm="brute").fit(normalise(features))
   return [(count, functools.partial(classify, count)) for count in neighbours]
 
 

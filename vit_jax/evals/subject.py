@@ -70,22 +70,22 @@ class EvalContext:
     """Returns the number of classes of the model's head."""
     return self.model.description.classes
 
-  def data(self, data: EvalData | None) -> EvalData:
+  def choose_data(self, data: EvalData | None) -> EvalData:
     """Returns the data, or the run's own data for None."""
     chosen = self.own if data is None else data
     assert chosen is not None
     return chosen
 
-  def source(self, data: EvalData | None, split: str) -> sources.Source:
+  def open_images(self, data: EvalData | None, split: str) -> sources.Source:
     """Opens the images of a split.
 
     Args:
       data: a data choice, or None for the run's own.
       split: "train", "val" or "test" as named by the data, or a split of the dataset.
     """
-    return self.open_split(self.data(data), split)
+    return self.open_split(self.choose_data(data), split)
 
-  def predictions(self, data: EvalData | None, logits: bool, classes: tuple[int, ...] | None = None) -> Program:
+  def compile_predictions(self, data: EvalData | None, logits: bool, classes: tuple[int, ...] | None = None) -> Program:
     """Returns a function (params, batch) -> rows of `metrics.Predictions` for the whole batch, on every process.
 
     Args:
@@ -107,7 +107,7 @@ class EvalContext:
 
     return self._program(("logits" if logits else "best", classes), data, rows)
 
-  def features(self, data: EvalData | None, kind: models.Features = "head") -> Program:
+  def compile_features(self, data: EvalData | None, kind: models.Features = "head") -> Program:
     """Returns a function (params, batch) -> {"features": `(B, D)`} on every process.
 
     Args:
@@ -125,7 +125,7 @@ class EvalContext:
 
     return self._program(("features", kind), data, rows)
 
-  def tokens(self, data: EvalData | None) -> Program:
+  def compile_tokens(self, data: EvalData | None) -> Program:
     """Returns a function (params, batch) -> {"tokens": `(B, P, P, D)`, float32} for square images, on every process.
 
     Args:
@@ -133,7 +133,7 @@ class EvalContext:
     """
     return self._program("tokens", data, self._compute_map)
 
-  def segments(self, data: EvalData | None) -> Program:
+  def compile_segments(self, data: EvalData | None) -> Program:
     """Returns a function ((params, kernel, bias), batch) -> {"classes": `(B, S, S)`, uint8} on every process.
 
     The kernel has shape `(D, V)` and the bias `(V,)`. The scores of tokens are resized to the pixels of the images
@@ -172,7 +172,7 @@ class EvalContext:
     made = {"tokens": rearrange(tokens.astype(jnp.float32), "b (p q) d -> b p q d", p=self.map_shape[0])}
     return made | finite.compute_flags(made)
 
-  def batches(self, data: EvalData | None, source: sources.Source, size: int) -> device_batches.DeviceBatches:
+  def open_batches(self, data: EvalData | None, source: sources.Source, size: int) -> device_batches.DeviceBatches:
     """Returns padded batches that contain each image of the source once. The caller must close them.
 
     Args:
@@ -182,12 +182,12 @@ class EvalContext:
     """
     split = sharding.make_batch_sharding(self.mesh)
     rows = sharding.find_local_rows(split, size)
-    own = self.data(data)
+    own = self.choose_data(data)
     batches = own.batches(own.eval_examples(source), size, rows.tolist())
     return device_batches.DeviceBatches(batches, rows, size, split)
 
   @contextlib.contextmanager
-  def counting(self, source: sources.Source, size: int, poll: Poll) -> Iterator[Poll]:
+  def show_progress(self, source: sources.Source, size: int, poll: Poll) -> Iterator[Poll]:
     """Yields a replacement for `poll` for `compute_batches` that also displays the number of completed images.
 
     Args:
@@ -201,16 +201,16 @@ class EvalContext:
     with self.screen(f"{source.name} {source.split}", len(source), size) as screen:
       polls = 0
 
-      def counted() -> None:
+      def count_batch() -> None:
         nonlocal polls
         poll()
         if polls > 1:  # one batch is being computed, and the batch before it has not been fetched yet
           screen.add(size)
         polls += 1
 
-      yield counted
+      yield count_batch
 
-  def images_at_once(self, size: int | None) -> int:
+  def choose_batch_size(self, size: int | None) -> int:
     """Returns the number of images per batch.
 
     Args:
@@ -225,7 +225,7 @@ class EvalContext:
       raise ConfigError(f"{chosen} cannot be divided over {shards} devices. Use a multiple of {shards}", key)
     return chosen
 
-  def identity(self, params: Weights) -> str:
+  def compute_identity(self, params: Weights) -> str:
     """Returns a text that changes with the model and with any bit of its weights, but not with the devices.
 
     Args:
@@ -236,7 +236,7 @@ class EvalContext:
 
   def _program(self, kind: object, data: EvalData | None, rows: Callable[[Any, jax.Array, jax.Array], Rows]) -> Program:
     """Returns `rows(params, images, labels)`, compiled for batches. Data with equal normalisation share a program."""
-    prepared = self.data(data)
+    prepared = self.choose_data(data)
     key = (kind, *prepared.normalisation.values())
     if key not in self.programs:
       dtype = np.dtype(self.model.description.model.args["dtype"])
@@ -271,14 +271,14 @@ def resize_and_classify(scores: jax.Array, size: int) -> jax.Array:
 
   Scored = tuple[jax.Array, jax.Array]  # scores, classes
 
-  def better(best: Scored, candidate: Scored) -> tuple[Scored, None]:
+  def select_better(best: Scored, candidate: Scored) -> tuple[Scored, None]:
     (score, number), (scores_of_one, one) = best, candidate
     resized = jax.image.resize(scores_of_one, score.shape, "bilinear")
     return (jnp.maximum(score, resized), jnp.where(resized > score, one, number)), None
 
   shape = (scores.shape[1], size, size)
   initial = jnp.full(shape, -jnp.inf, scores.dtype), jnp.zeros(shape, jnp.uint8)
-  (_, best), _ = jax.lax.scan(better, initial, (scores, jnp.arange(len(scores), dtype=jnp.uint8)))
+  (_, best), _ = jax.lax.scan(select_better, initial, (scores, jnp.arange(len(scores), dtype=jnp.uint8)))
   return best
 
 
@@ -296,8 +296,8 @@ def open_source(subject: EvalContext, data: EvalData | None, split: str, key: st
   """
   try:
     with enter_key("config.data" if data is None else "data"):
-      source = dataclasses.replace(subject.source(data, split), key=get_current_key())
-      subject.data(data).eval_examples(source)
+      source = dataclasses.replace(subject.open_images(data, split), key=get_current_key())
+      subject.choose_data(data).eval_examples(source)
   except sources.SplitError as error:
     if split in ("train", "val", "test"):
       raise

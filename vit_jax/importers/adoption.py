@@ -69,7 +69,7 @@ def _complete(group: str, choice: Choice, values: Mapping[str, object]) -> Choic
     if not dot:
       args.setdefault(key, value)
     else:
-      args[outer] = {inner: value} | schema.as_group(args.get(outer, {}))
+      args[outer] = {inner: value} | schema.convert_to_group(args.get(outer, {}))
   return Choice(choice.name, args)
 
 

@@ -119,7 +119,7 @@ class TensorEntry(NamedTuple):
 
 def compute_shapes(description: Description) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of a model's parameters by path, layer by layer."""
-  return {path: leaf.shape for path, leaf in models.functional(description.unscan()).shapes().items()}
+  return {path: leaf.shape for path, leaf in models.make_functional(description.unscan()).shapes().items()}
 
 
 def list_entries(layout: Layout, ours: Mapping[str, tuple[int, ...]]) -> list[TensorEntry]:
@@ -401,7 +401,7 @@ def _fixed_table(layout: Layout, description: Description) -> Callable[[], np.nd
   """Returns the model's fixed position table, as a function () -> (N, D), if the layout stores such tables."""
   if not layout.stores_tables:
     return None
-  model = models.functional(description)
+  model = models.make_functional(description)
   if TABLE in model.shapes():  # a trained table
     return None
   position = getattr(model.create(model.shapes()), "position", None)

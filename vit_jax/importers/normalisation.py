@@ -48,7 +48,7 @@ def read_workdir_image_metadata(workdir: pathlib.Path, about: Mapping[str, Any])
   Raises:
     ConfigError: if a value is invalid.
   """
-  if not (data := (provenance.stored_config(workdir, about) or {}).get("data")):
+  if not (data := (provenance.read_stored_config(workdir, about) or {}).get("data")):
     return preprocessing.from_json(about["use"]) if "use" in about else ImageMetadata()
   try:
     return preprocessing.from_json(

@@ -237,7 +237,7 @@ def read(
       raise NotFiniteError(f"{path}: {error}") from error
     description = Description.from_json(about.get("model")).unscan()
     parameters = surgery.unstack(arrays, layout.compute_shapes(description))
-    task = task_parameters.find_workdir_parameters(arrays, provenance.stored_config(path, about))
+    task = task_parameters.find_workdir_parameters(arrays, provenance.read_stored_config(path, about))
     images = normalisation.read_workdir_image_metadata(path, about)
     return Weights(description, parameters, [], class_order.read_class_names(about), task, images.normalised)
   recognised = inspect(path, hints, likely, ema, prefix)
@@ -342,12 +342,12 @@ def _describe_progress(path: pathlib.Path) -> list[str]:
   if not is_workdir(path):
     return []
   about = checkpoints.read_description(path) or {}
-  if not (stored := provenance.stored_config(path, about)):
+  if not (stored := provenance.read_stored_config(path, about)):
     return []
   total, step = Duration(stored["total"]), reading.list_steps(path)[-1]
   records = about["identity"]["data"]["records"] if "identity" in about else None
   if records and stored["data"]["name"] != "mixture":  # an epoch of a mixture is not the number of its records
-    steps = total.steps(stored["batch"], records)
+    steps = total.count_steps(stored["batch"], records)
     finished, count = step >= steps, f"{steps:,}"
   else:
     finished, count = (path / "result.json").exists(), str(total)

@@ -65,7 +65,7 @@ def predict_files(
     The rows of one batch.
   """
   grid = sharding.make_mesh(config.Mesh(), devices)
-  model = models.functional(use.description).on(grid)
+  model = models.make_functional(use.description).place_on(grid)
   shardings = sharding.find_parameter_shardings(models.find_sharding(use.description.model.name), model.shapes(), grid)
   arrays = surgery.stack({name: np.asarray(array) for name, array in use.arrays.items()}, tuple(shardings))
   params = {path: sharding.place_array(arrays[path], target) for path, target in shardings.items()}
@@ -90,7 +90,7 @@ def _make_examples(use: StoredWeights, files: Sequence[str], reasons: dict[int, 
 
   Bad files never stop the work, even if there are many. Unlike in a dataset, each file has a row of its own.
   """
-  preparation = Preparation.of(use.data)
+  preparation = Preparation.from_data(use.data)
   image = (preparation.size, preparation.size, 3)
   blank = np.zeros(image, np.uint8), 0.0
 
@@ -98,7 +98,7 @@ def _make_examples(use: StoredWeights, files: Sequence[str], reasons: dict[int, 
     if position >= len(files):
       return blank
     try:
-      return preparation.file(locations.read_content(files[position])), 1.0
+      return preparation.prepare_file(locations.read_content(files[position])), 1.0
     except (OSError, ValueError, MemoryError, cv2.error) as error:
       reasons[position] = (
         error.strerror if isinstance(error, OSError) and error.strerror else describe_image_error(error)

@@ -156,7 +156,7 @@ def _compile_logits(use: StoredWeights, **changes: object) -> jax.stages.Wrapped
   if description.settings().get("attention") == "fused":
     changes["attention"] = "xla"
   description = description.change(changes).bind()
-  model = models.functional(description)
+  model = models.make_functional(description)
   params = {name: jnp.asarray(array) for name, array in use.arrays.items()}
 
   def logits(images: jax.Array) -> jax.Array:

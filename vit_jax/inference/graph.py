@@ -58,7 +58,7 @@ class Graph:
     self.onnx, self.nodes, self.initializers, self._names = onnx, [], [], {}
     self._count = 0
 
-  def node(
+  def add_node(
     self, operator: str, inputs: Sequence[Value], shape: Sequence[int], dtype: Any = None, **attributes: object
   ) -> Value:
     """Adds a node and returns its output.
@@ -88,16 +88,16 @@ class Graph:
       self._names[key] = name, value.array  # keeps the array alive, so that its id stays unique
     return self._names[key][0]
 
-  def sizes(self, shape: Sequence[int]) -> Value:
+  def make_sizes(self, shape: Sequence[int]) -> Value:
     """Returns a shape as a value for Expand. It is computed from the number of images if it depends on that number."""
     if not any(map(depends_on_batch, shape)):
       return make_constant(np.array(shape, np.int64))
-    batch = self.node("Shape", [Value((), np.dtype(np.int64), name=INPUT)], (1,), start=0, end=1)
+    batch = self.add_node("Shape", [Value((), np.dtype(np.int64), name=INPUT)], (1,), start=0, end=1)
     parts = []
     for side in shape:
       part = make_constant(np.array([side // BATCH if depends_on_batch(side) else side], np.int64))
-      parts.append(self.node("Mul", [batch, part], (1,)) if depends_on_batch(side) else part)
-    return parts[0] if len(parts) == 1 else self.node("Concat", parts, (len(parts),), axis=0)
+      parts.append(self.add_node("Mul", [batch, part], (1,)) if depends_on_batch(side) else part)
+    return parts[0] if len(parts) == 1 else self.add_node("Concat", parts, (len(parts),), axis=0)
 
   def reshape(self, value: Value, shape: Sequence[int]) -> Value:
     """Returns the value in another shape with the same number of elements.
@@ -112,9 +112,9 @@ class Graph:
       return make_constant(value.array.reshape(shape))
     growing = [i for i, side in enumerate(shape) if depends_on_batch(side)]
     if len(growing) > 1:
-      return self.node("Reshape", [value, self.sizes(shape)], shape)
+      return self.add_node("Reshape", [value, self.make_sizes(shape)], shape)
     sides = make_constant(np.array([-1 if i in growing else side for i, side in enumerate(shape)], np.int64))
-    return self.node("Reshape", [value, sides], shape)
+    return self.add_node("Reshape", [value, sides], shape)
 
   def transpose(self, value: Value, order: Sequence[int]) -> Value:
     """Returns the value with its axes in another order.
@@ -127,9 +127,9 @@ class Graph:
       return value
     if value.array is not None:
       return make_constant(value.array.transpose(order))
-    return self.node("Transpose", [value], [value.shape[i] for i in order], perm=list(order))
+    return self.add_node("Transpose", [value], [value.shape[i] for i in order], perm=list(order))
 
-  def full(self, value: Value, shape: Sequence[int]) -> Value:
+  def expand(self, value: Value, shape: Sequence[int]) -> Value:
     """Returns the value in the traced shape, repeated along axes of size 1.
 
     Args:
@@ -140,7 +140,7 @@ class Graph:
       return value
     if value.array is not None and not any(map(depends_on_batch, shape)):
       return make_constant(np.broadcast_to(value.array, shape))
-    return self.node("Expand", [value, self.sizes(shape)], shape)
+    return self.add_node("Expand", [value, self.make_sizes(shape)], shape)
 
   def model(self, inputs: Mapping[str, Value], outputs: Mapping[str, Value], about: Mapping[str, str]) -> Any:
     """Returns the onnx.ModelProto of the graph.
@@ -154,13 +154,13 @@ class Graph:
     for name, value in outputs.items():
       self.nodes.append(helper.make_node("Identity", [self.name(value)], [name], name=f"identity_{name}"))
 
-    def described(name: str, value: Value) -> Any:
+    def describe(name: str, value: Value) -> Any:
       kind = helper.np_dtype_to_tensor_dtype(value.dtype)
       return helper.make_tensor_value_info(
         name, kind, ["batch" if depends_on_batch(side) else side for side in value.shape]
       )
 
-    ends = ([described(name, value) for name, value in each.items()] for each in (inputs, outputs))
+    ends = ([describe(name, value) for name, value in each.items()] for each in (inputs, outputs))
     graph = helper.make_graph(self.nodes, "vit_jax", *ends, self.initializers)
     model = helper.make_model(
       graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR, producer_name="vit_jax"
@@ -199,7 +199,7 @@ def trace_graph(
   closed = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, np.uint8))
   graph, images = Graph(onnx), Value(shape, np.dtype(np.uint8), name=INPUT)
   outputs = add_program(graph, closed, [images], operators)
-  full = [graph.full(value, variable.shape) for value, variable in zip(outputs, closed.out_avals, strict=True)]
+  full = [graph.expand(value, variable.shape) for value, variable in zip(outputs, closed.out_avals, strict=True)]
   return graph, {INPUT: images}, full
 
 

@@ -82,7 +82,7 @@ def _find_files(text: str, ignored: collections.Counter[str], explicit: bool) ->
   path = paths.expand_home(paths.parse_path(text, bare=True))
   if path.suffix.lower() in MANIFESTS:
     yield from _read_manifest(path)
-  elif paths.in_bucket(path):
+  elif paths.is_in_bucket(path):
     yield from _list_bucket(path, ignored, explicit)
   elif path.is_dir():
     yield from _list_folder(path, ignored)
@@ -124,7 +124,7 @@ def _list_bucket(path: pathlib.Path, ignored: collections.Counter[str], explicit
   if path.suffix.lower() in EXTENSIONS or locations.call_storage(path, path.is_file):
     yield str(path)
     return
-  names = sorted(locations.call_storage(path, lambda: locations.BucketFolder.listed(path)).objects)
+  names = sorted(locations.call_storage(path, lambda: locations.BucketFolder.read_listing(path)).objects)
   if not names and explicit:
     raise ConfigError(f"{show(str(path))} does not exist in the bucket. Specify an object, or a folder of objects")
   for name in names:

@@ -14,7 +14,7 @@ from vit_jax.schema import ConfigError
 
 def _expand_values(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> list[Value]:
   """Returns the values in the traced shapes."""
-  return [graph.full(v, graphs.get_shape(variable)) for v, variable in zip(values, equation.invars, strict=True)]
+  return [graph.expand(v, graphs.get_shape(variable)) for v, variable in zip(values, equation.invars, strict=True)]
 
 
 def _get_shape(equation: core.JaxprEqn) -> tuple[int, ...]:
@@ -25,34 +25,34 @@ def _elementwise(operator: str, dtype: Any = None) -> graphs.Translation:
   """Returns a translation to an operator that broadcasts its operands."""
 
   def add(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
-    return graph.node(operator, values, np.broadcast_shapes(*(value.shape for value in values)), dtype)
+    return graph.add_node(operator, values, np.broadcast_shapes(*(value.shape for value in values)), dtype)
 
   return add
 
 
 def _reciprocal_root(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
-  root = graph.node("Sqrt", values, values[0].shape)
-  return graph.node("Reciprocal", [root], root.shape)
+  root = graph.add_node("Sqrt", values, values[0].shape)
+  return graph.add_node("Reciprocal", [root], root.shape)
 
 
 def _square(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
-  return graph.node("Mul", [*values, *values], values[0].shape)
+  return graph.add_node("Mul", [*values, *values], values[0].shape)
 
 
 def _integer_power(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   exponent = equation.params["y"]
   if exponent < 1:
-    return graph.node("Pow", [*values, make_constant(np.array(exponent, values[0].dtype))], values[0].shape)
+    return graph.add_node("Pow", [*values, make_constant(np.array(exponent, values[0].dtype))], values[0].shape)
   result = values[0]
   for _ in range(exponent - 1):
-    result = graph.node("Mul", [result, values[0]], result.shape)
+    result = graph.add_node("Mul", [result, values[0]], result.shape)
   return result
 
 
 def _complement(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   """Returns 1 - erf, because ONNX has no erfc."""
-  error = graph.node("Erf", values, values[0].shape)
-  return graph.node("Sub", [make_constant(np.array(1, error.dtype)), error], error.shape)
+  error = graph.add_node("Erf", values, values[0].shape)
+  return graph.add_node("Sub", [make_constant(np.array(1, error.dtype)), error], error.shape)
 
 
 def _pass_through(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
@@ -62,7 +62,7 @@ def _pass_through(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]
 def _cast(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   dtype = np.dtype(equation.params["new_dtype"])
   kind = graph.onnx.helper.np_dtype_to_tensor_dtype(dtype)
-  return graph.node("Cast", values, values[0].shape, dtype, to=kind)
+  return graph.add_node("Cast", values, values[0].shape, dtype, to=kind)
 
 
 def _select(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
@@ -70,7 +70,7 @@ def _select(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> V
   if which.dtype != bool or len(if_true) != 1:
     raise ConfigError("the model selects from more than two values, which is not supported in ONNX files")
   shape = np.broadcast_shapes(*(value.shape for value in values))
-  return graph.node("Where", [which, *if_true, if_false], shape, if_false.dtype)
+  return graph.add_node("Where", [which, *if_true, if_false], shape, if_false.dtype)
 
 
 def _broadcast(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
@@ -92,14 +92,14 @@ def _transpose(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -
 
 
 def _concatenate(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
-  return graph.node(
+  return graph.add_node(
     "Concat", _expand_values(graph, equation, values), _get_shape(equation), axis=int(equation.params["dimension"])
   )
 
 
 def _tile(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
   times = make_constant(np.array(equation.params["reps"], np.int64))
-  return graph.node("Tile", [*_expand_values(graph, equation, values), times], _get_shape(equation))
+  return graph.add_node("Tile", [*_expand_values(graph, equation, values), times], _get_shape(equation))
 
 
 def _slice(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
@@ -112,7 +112,7 @@ def _slice(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Va
     (start, limit, by, i) for i, (start, limit, by, side) in enumerate(sides) if (start, limit, by) != (0, side, 1)
   ]
   start, limit, by, axes = (make_constant(np.array(column, np.int64)) for column in zip(*cut, strict=True))
-  return graph.node("Slice", [value, start, limit, axes, by], _get_shape(equation))
+  return graph.add_node("Slice", [value, start, limit, axes, by], _get_shape(equation))
 
 
 def _pad(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
@@ -120,13 +120,13 @@ def _pad(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Valu
   if any(inside for _, _, inside in borders):
     raise ConfigError("the model pads between pixels, which is not supported in ONNX files")
   sides = make_constant(np.array([[low for low, _, _ in borders], [high for _, high, _ in borders]], np.int64).ravel())
-  return graph.node("Pad", [value, sides, filling], _get_shape(equation))
+  return graph.add_node("Pad", [value, sides, filling], _get_shape(equation))
 
 
 def _reduction(operator: str) -> graphs.Translation:
   def add(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) -> Value:
     axes = make_constant(np.array(equation.params["axes"], np.int64))
-    return graph.node(operator, [*_expand_values(graph, equation, values), axes], _get_shape(equation), keepdims=0)
+    return graph.add_node(operator, [*_expand_values(graph, equation, values), axes], _get_shape(equation), keepdims=0)
 
   return add
 
@@ -150,7 +150,7 @@ def _matrix_product(graph: Graph, equation: core.JaxprEqn, values: Sequence[Valu
   height = [math.prod(rows)] if common else rows
   left = graph.reshape(left, [*common, *height, inner])
   right = graph.reshape(right, [*common, inner, math.prod(columns)])
-  made = graph.node("MatMul", [left, right], [*common, *height, math.prod(columns)])
+  made = graph.add_node("MatMul", [left, right], [*common, *height, math.prod(columns)])
   return graph.reshape(made, _get_shape(equation))
 
 
@@ -161,7 +161,7 @@ def _convolution(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value])
   into, of_kernel, out = params["dimension_numbers"]
   image, kernel = graph.transpose(image, into), graph.transpose(kernel, of_kernel)
   shape = [_get_shape(equation)[i] for i in out]
-  made = graph.node("Conv", [image, kernel], shape, **_make_window(params["padding"], params["window_strides"]),
+  made = graph.add_node("Conv", [image, kernel], shape, **_make_window(params["padding"], params["window_strides"]),
                     dilations=list(params["rhs_dilation"]), group=params["feature_group_count"])  # fmt: skip
   return graph.transpose(made, np.argsort(out).tolist())
 
@@ -181,7 +181,7 @@ def _max_pool(graph: Graph, equation: core.JaxprEqn, values: Sequence[Value]) ->
       "the model has a pooling of other axes than height and width, which is not supported in ONNX files"
     )
   order, shape = (0, 3, 1, 2), _get_shape(equation)
-  made = graph.node("MaxPool", [graph.transpose(value, order)], [shape[i] for i in order],
+  made = graph.add_node("MaxPool", [graph.transpose(value, order)], [shape[i] for i in order],
                     kernel_shape=list(sides[1:3]), **_make_window(padding[1:3], strides[1:3]))  # fmt: skip
   return graph.transpose(made, (0, 2, 3, 1))
 

@@ -122,9 +122,11 @@ class Predictor:
       ImageError: if the image cannot be read.
     """
     if not isinstance(image, str | os.PathLike):
-      return self._preparation.pixels(np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image))
+      return self._preparation.prepare_pixels(
+        np.asarray(image.convert("RGB") if isinstance(image, Image.Image) else image)
+      )
     try:
-      return self._preparation.file(locations.read_content(os.fspath(image)))
+      return self._preparation.prepare_file(locations.read_content(os.fspath(image)))
     except (OSError, ValueError, MemoryError, cv2.error) as error:
       raise ImageError(f"{os.fspath(image)}: {describe_image_error(error)}") from error
 
@@ -157,11 +159,11 @@ class Predictor:
 
   @functools.cached_property
   def _model(self) -> models.Model:
-    return models.functional(self.description)
+    return models.make_functional(self.description)
 
   @functools.cached_property
   def _preparation(self) -> Preparation:
-    return Preparation.of(self.data)
+    return Preparation.from_data(self.data)
 
   @functools.cached_property
   def _programs(self) -> Any:
@@ -223,7 +225,7 @@ def read(
   """
   extensions.import_installed()
   use = stored.load(path, ema, image_size, prefix=prefix)
-  paths = models.functional(use.description).shapes()
+  paths = models.make_functional(use.description).shapes()
   stored_arrays = {name: np.asarray(array) for name, array in use.arrays.items()}
   params = {name: jnp.asarray(array) for name, array in surgery.stack(stored_arrays, tuple(paths)).items()}
   return Predictor(use.description, use.classes, params, use.data, use.loss, tuple(use.notes))

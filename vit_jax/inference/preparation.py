@@ -30,12 +30,12 @@ class Preparation:
   exif: bool
 
   @classmethod
-  def of(cls, data: EvalData) -> "Preparation":
+  def from_data(cls, data: EvalData) -> "Preparation":
     """Returns the preprocessing of a bound choice of data."""
     cut = make(data.test_crop, crops.TEST_CROPS, data.image_size)
     return cls(data.image_size, cut, data.max_pixels, data.max_aspect, data.exif)
 
-  def file(self, data: bytes) -> np.ndarray:
+  def prepare_file(self, data: bytes) -> np.ndarray:
     """Returns the preprocessed image of an image file, within the limits of a run.
 
     Args:
@@ -52,7 +52,7 @@ class Preparation:
       with decoding.MEMORY.share(header.memory + 2 * len(data)):
         return self.cut(decoding.LazyImage(data, header), None)
 
-  def pixels(self, image: np.ndarray) -> np.ndarray:
+  def prepare_pixels(self, image: np.ndarray) -> np.ndarray:
     """Returns the preprocessed image of an array of pixels.
 
     Args:

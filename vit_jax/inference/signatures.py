@@ -98,7 +98,7 @@ def check_signing(path: pathlib.Path, key: pathlib.Path) -> Signer:
   Raises:
     ConfigError: the package model-signing is missing, the key cannot be used, or the path is in a bucket.
   """
-  if paths.in_bucket(path):
+  if paths.is_in_bucket(path):
     raise ConfigError(f"--sign: {path} is in a bucket. Write to a disk, sign, and copy the files with the signature")
   signing = _import_module("signing")
   with _read_key(f"--sign: {key}", key, f"is not a private key. {_PRIVATE}"):
@@ -176,7 +176,7 @@ def _find_signature(path: pathlib.Path) -> pathlib.Path:
       f"--verify: {path} is on the Hub. Download the files with `hf download NAME --local-dir=DIR`, and verify "
       "DIR/model.safetensors"
     )
-  if paths.in_bucket(path):
+  if paths.is_in_bucket(path):
     raise ConfigError(f"--verify: {path} is in a bucket. Copy the files and the signature to a disk")
   if not path.exists():
     raise ConfigError(f"--verify: {path} does not exist. Use the path of a signed file or directory")
@@ -249,7 +249,7 @@ def _make_hashing(covered: Sequence[pathlib.Path]) -> Any:
 @contextlib.contextmanager
 def _read_key(place: str, key: pathlib.Path, problem: str) -> Iterator[None]:
   """Checks the file of a key, and converts errors of its reader to ConfigError."""
-  if paths.in_bucket(key):
+  if paths.is_in_bucket(key):
     raise ConfigError(f"{place} is in a bucket. Copy the key to a disk")
   if not key.exists():
     raise ConfigError(f"{place} does not exist. Use the path of a key file")

@@ -205,7 +205,7 @@ def load_run(workdir: pathlib.Path) -> BoundRun | None:
     ConfigError: if the config is not valid for this version of the code.
   """
   about = checkpoints.read_description(workdir, forms.check_metadata) or {}
-  own = provenance.stored_config(workdir, about)
+  own = provenance.read_stored_config(workdir, about)
   if own is None:
     return None
   extensions.restore_for_workdir(workdir, about or files.read_json(workdir / provenance.RECIPE) or {})

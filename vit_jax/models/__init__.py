@@ -1,6 +1,7 @@
 """Image models: Vision Transformers, compact transformers, MLP-Mixer, Swin, EfficientNet and BiT.
 
-`functional` converts a description to a model with pure functions. `create` returns a Flax module for interactive use.
+`make_functional` converts a description to a model with pure functions. `create` returns a Flax module for
+interactive use.
 
 A model maps normalised images [B, H, W, C] and a random key to logits [B, V] in float32. A key of None selects
 evaluation. A model without classes returns features instead of logits. Its state consists of `nnx.Param`, and of
@@ -11,7 +12,7 @@ The modules in `published/` list the names of each family, and `table` looks the
 
 from vit_jax.models.creation import create
 from vit_jax.models.description import Description
-from vit_jax.models.functional import Model, functional
+from vit_jax.models.functional import Model, make_functional
 from vit_jax.models.intermediates import capture
 from vit_jax.models.output import Features, Output
 from vit_jax.models.parameters import Keys, ShardingRules

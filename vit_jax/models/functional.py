@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A model with pure methods that may be traced. `functional` creates it.
+  """A model with pure methods that may be traced. `make_functional` creates it.
 
   Attributes:
     description: name, arguments and sizes, with all defaults filled in.
@@ -104,7 +104,7 @@ class Model:
     """
     return select_features(kind, self.prefix)
 
-  def on(self, grid: jax.sharding.Mesh) -> "Model":
+  def place_on(self, grid: jax.sharding.Mesh) -> "Model":
     """Returns the same model with activations that are sharded over a mesh.
 
     Args:
@@ -119,7 +119,7 @@ class Model:
     )
 
 
-def functional(description: Description) -> Model:
+def make_functional(description: Description) -> Model:
   """Returns the model of a description.
 
   Args:
@@ -134,7 +134,7 @@ def functional(description: Description) -> Model:
     from vit_jax import models, rng, schema
 
     choice = schema.Choice("ViT-Ti/16", {"depth": 2})
-    model = models.functional(models.Description(choice, image_size=64, classes=10))
+    model = models.make_functional(models.Description(choice, image_size=64, classes=10))
     params = model.init(rng.make_key(0))
     output, statistics = model.outputs(params, jnp.zeros((1, 64, 64, 3)))
     output.logits.shape  # (1, 10)

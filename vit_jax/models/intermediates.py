@@ -149,7 +149,7 @@ def capture(function: Callable[..., object], *patterns: str) -> Callable[..., tu
   def matches(pattern: str, name: str) -> bool:
     return any(expression.fullmatch(name) for expression in expressions[pattern])
 
-  def captured(*args: object, **kwargs: object) -> tuple[Any, dict[str, Any]]:
+  def call_and_record(*args: object, **kwargs: object) -> tuple[Any, dict[str, Any]]:
     with _recording(Recorder(lambda name: any(matches(p, name) for p in patterns))) as recorder:
       output = function(*args, **kwargs)
     if not recorder.names:
@@ -164,7 +164,7 @@ def capture(function: Callable[..., object], *patterns: str) -> Callable[..., tu
         )
     return output, recorder.values
 
-  return captured
+  return call_and_record
 
 
 def _glob(pattern: str) -> re.Pattern[str]:

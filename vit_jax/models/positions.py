@@ -88,7 +88,7 @@ class Fixed(nnx.Module):
   def __call__(self) -> Float[np.ndarray, "T D"]:
     return np.pad(self.table(*self.sizes), ((self.leading, 0), (0, 0)))
 
-  def of(self, grid: tuple[int, int]) -> Float[np.ndarray, "T D"]:
+  def compute_for_grid(self, grid: tuple[int, int]) -> Float[np.ndarray, "T D"]:
     """Returns the table for another grid (rows, columns)."""
     return np.pad(self.table(*grid, self.sizes[-1]), ((self.leading, 0), (0, 0)))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models.functional import Model, functional
+from vit_jax.models.functional import Model, make_functional
 from vit_jax.models.interpolation import compute_weights
 from vit_jax.models.sizes import sides
 from vit_jax.schema import ConfigError
@@ -67,7 +67,7 @@ def resize(model: Model, image_size: int) -> ResizedModel:
     ConfigError: if the size is not a multiple of the patch, or if other parameters depend on the size.
   """
   description = model.description
-  made = functional(description.replace(image_size=image_size))
+  made = make_functional(description.replace(image_size=image_size))
   resized = dataclasses.replace(made, sharded=model.sharded)
   old, new = model.shapes(), resized.shapes()
   if changed := [path for path in old if old[path].shape != new[path].shape and path != TABLE]:

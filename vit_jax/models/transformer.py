@@ -86,7 +86,7 @@ class Block(nnx.Module):
     def add(stream: Tensor, branch: Array, number: int) -> Array:
       return add_residual(stream, branch, self.dropout, path_rate, key, number)
 
-    def scaled(branch: nnx.Module, x: Tensor, scale: Parameter | None, draw: int, **arguments: object) -> Array:
+    def apply_branch(branch: nnx.Module, x: Tensor, scale: Parameter | None, draw: int, **arguments: object) -> Array:
       # Branches without factors may not support the argument.
       factors = {} if scale is None else {"scale": scale[...]}
       return branch(x, key=fold_key(key, draw), **factors, **arguments)
@@ -99,13 +99,13 @@ class Block(nnx.Module):
       x = add(x, _scale_branch(self.norm1(self.attention(x, key=fold_key(key, 0), **places)), first), 1)
       return record("out", add(x, _scale_branch(self.norm2(self.mlp(x, key=fold_key(key, 3))), second), 4))
     normed = self.norm1(x)
-    branch = scaled(self.attention, normed, first, 0, **places)
+    branch = apply_branch(self.attention, normed, first, 0, **places)
     if self.order == "parallel":
-      return record("out", add(x, branch + scaled(self.mlp, normed, first, 3), 1))
+      return record("out", add(x, branch + apply_branch(self.mlp, normed, first, 3), 1))
     assert self.norm2 is not None
     x = add(x, branch, 1)
     normed = self.norm2(x)
-    x = add(normed if self.order == "official" else x, scaled(self.mlp, normed, second, 3), 4)
+    x = add(normed if self.order == "official" else x, apply_branch(self.mlp, normed, second, 3), 4)
     return record("out", x)
 
 
@@ -297,7 +297,7 @@ class Transformer(nnx.Module):
     table: Tensor
     if self.resizable:
       assert isinstance(self.position, positions.Fixed) and grid is not None
-      table = self.position.of(grid)
+      table = self.position.compute_for_grid(grid)
     else:
       table = self.position()
     if self.registers is not None:  # registers are the last prefix tokens, and most models give them no position

@@ -152,12 +152,12 @@ def shard_rows(mesh: Mesh) -> ShardRows:
     count = sum(map(len, stacks))
     each = -(-count // mesh.size)
 
-    def on_device(*stacks: jax.Array) -> jax.Array:
+    def compute_rows(*stacks: jax.Array) -> jax.Array:
       first = each * jax.lax.axis_index(mesh.axis_names)
       return function(jnp.stack([_select_row(stacks, first + i) for i in range(each)]))
 
     parts = PartitionSpec(mesh.axis_names)
-    made = jax.shard_map(on_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=parts, check_vma=False)(*stacks)
+    made = jax.shard_map(compute_rows, mesh=mesh, in_specs=PartitionSpec(), out_specs=parts, check_vma=False)(*stacks)
     return jax.lax.with_sharding_constraint(made, make_replicated_sharding(mesh))[:count]
 
   return run

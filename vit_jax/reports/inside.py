@@ -87,7 +87,7 @@ def inspect_model(predictor: Predictor, squares: Sequence[np.ndarray]) -> ModelI
       )
   if broken := _find_broken_weights(predictor):
     raise ValueError(broken)
-  model = models.functional(_make_plain_model(predictor.description))
+  model = models.make_functional(_make_plain_model(predictor.description))
   module = model.create(predictor.params)
   normalised = predictor.data.normalisation
   look = jax.jit(

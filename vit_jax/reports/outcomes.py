@@ -180,4 +180,4 @@ def _measure_run(run: BoundRun, workdir: pathlib.Path, train: sources.Source, li
     measure = choice.replace(batch=size).build(subject)
   state = run_evaluation.restore_newest(experiment, workdir)
   result, intervals = run_evaluation.measure_state({name: measure}, state, lambda: None)
-  return MeasuredWeights(experiment, int(state.step), result, intervals, subject.data(choice.data), len(source))
+  return MeasuredWeights(experiment, int(state.step), result, intervals, subject.choose_data(choice.data), len(source))

@@ -141,10 +141,13 @@ def _example_to_json(example: preview_batch.PreviewExample, source: Source) -> d
 def _outliers_to_json(kind: stats.ConspicuousImages, source: Source) -> dict[str, Any]:
   """Converts a kind of outliers to JSON values."""
 
-  def one(look: stats.ImageFacts) -> dict[str, Any]:
+  def convert_image(look: stats.ImageFacts) -> dict[str, Any]:
     labels = [source.classes[label] for label in look.labels]
     about = {"error": look.error} if look.error else {"height": look.height, "width": look.width, "labels": labels}
     return {"record": look.record, "image": source.display_name(look.record)} | about
 
-  worst = [{"severity": round(severity, 4), "images": [one(look) for look in looks]} for severity, looks in kind.worst]
+  worst = [
+    {"severity": round(severity, 4), "images": [convert_image(look) for look in looks]}
+    for severity, looks in kind.worst
+  ]
   return {"about": kind.about, "count": kind.count, "harmless": kind.harmless, "worst": worst}

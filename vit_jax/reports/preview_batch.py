@@ -113,13 +113,13 @@ def _replace_task(run: BoundRun) -> BoundRun:
 
 def _make_task(run: BoundRun, source: Source) -> tasks.Task:
   """Returns the task of a run on one device."""
-  total = run.total.steps(run.batch, len(source))
+  total = run.total.count_steps(run.batch, len(source))
 
   def count_steps(duration: Duration) -> int:
-    return duration.steps(run.batch, len(source), total)
+    return duration.count_steps(run.batch, len(source), total)
 
   grid = sharding.make_mesh(config.Mesh(), jax.devices()[:1])
-  model = models.functional(build.describe_model(run, source.classes)).on(grid)
+  model = models.make_functional(build.describe_model(run, source.classes)).place_on(grid)
   return build.make_task(run, model, total, count_steps, build.make_frozen_model_opener(run, grid, source.classes))
 
 
@@ -141,7 +141,7 @@ def _prepare_image(images: Images, examples: stream.Examples, row: int) -> tuple
   """Returns (record, reduced image, values of the example, None), or (record, None, None, error)."""
   record, original = examples.record(row), None
 
-  def prepared(number: int, prepare: Callable[[Any], object]) -> Any:
+  def read_and_shrink(number: int, prepare: Callable[[Any], object]) -> Any:
     nonlocal record, original
     record = number  # differs from the first record if that one is bad and was skipped
 
@@ -153,7 +153,7 @@ def _prepare_image(images: Images, examples: stream.Examples, row: int) -> tuple
     return images.read_prepared(number, look)
 
   try:
-    values = examples.example(prepared, row)
+    values = examples.example(read_and_shrink, row)
     return record, original, values, None
   except ImageError as error:
     return record, None, None, stats.shorten_error(error)

@@ -73,7 +73,7 @@ class RecordedRun:
     if self.result:
       return int(self.result["steps"])
     if self.run.total.unit in ("st", "ex") or self.records:
-      return self.run.total.steps(self.run.batch, self.records or 1)
+      return self.run.total.count_steps(self.run.batch, self.records or 1)
     return None
 
   @property

@@ -210,7 +210,7 @@ def _make_file_chapters(place: pathlib.Path, images: Sequence[str]) -> list[Chap
   """Returns the chapters on a weight file."""
   with options.use_form(options.CONVERT):
     use = predictor.read(place)
-  parameters = trees.count_values(models.functional(use.description).shapes())
+  parameters = trees.count_values(models.make_functional(use.description).shapes())
   rows = [
     ["model", use.description.model.name],
     ["parameters", f"{parameters:,}"],

@@ -81,7 +81,7 @@ def make_chapter(runs: Sequence[RecordedRun]) -> Chapter:
 def measure_size(run: RecordedRun) -> RunSize:
   """Returns the size of a run's model and training, or zeros if no checkpoint describes the model."""
   forward = cost.count_model_flops(run.description) if run.description else 0
-  parameters = trees.count_values(models.functional(run.description).shapes()) if run.description else 0
+  parameters = trees.count_values(models.make_functional(run.description).shapes()) if run.description else 0
   training = float(flops.TRAINING * forward * run.steps * run.run.batch)
   return RunSize(parameters, forward / 1e9, training, run.records or 0, run.core_hours)
 

@@ -83,7 +83,7 @@ def export_metrics(workdir: pathlib.Path, to: str, project: str = "vit_jax", fol
   if config is None or not has_exportable_rows(workdir):
     raise ConfigError(f"{workdir} contains no run with metrics (config.json, metrics.jsonl)")
   folder = folder or (
-    files.get_local_cache_directory("trackers") if paths.in_bucket(workdir) else workdir.absolute().parent
+    files.get_local_cache_directory("trackers") if paths.is_in_bucket(workdir) else workdir.absolute().parent
   )
   folder.mkdir(parents=True, exist_ok=True)
   with locks.lock_file(_choose_lock_file(workdir)):
@@ -92,7 +92,7 @@ def export_metrics(workdir: pathlib.Path, to: str, project: str = "vit_jax", fol
 
 def _choose_lock_file(workdir: pathlib.Path) -> pathlib.Path:
   """Returns the file that exports of a workdir lock. The lock of the workdir itself is needed to write exports.json."""
-  if not paths.in_bucket(workdir):
+  if not paths.is_in_bucket(workdir):
     return workdir / "exports.lock"
   folder = files.get_local_cache_directory("trackers")
   folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def _export_later_lines(
   if not fresh:
     return f"{workdir}: {to} already contains all {format_amount(len(lines), 'line')}"
   name = f"{workdir.name}-{note['id'][:6]}"
-  written = int((workdir / "metrics.jsonl").stat().st_mtime * 1000) if not paths.in_bucket(workdir) else 0
+  written = int((workdir / "metrics.jsonl").stat().st_mtime * 1000) if not paths.is_in_bucket(workdir) else 0
   with _convert_errors(to, workdir):
     where = TRACKERS[to](
       Export(note["id"], name, project, config | _read_ranking_figure(config), fresh, folder, written)

@@ -51,7 +51,7 @@ class Store:
     with contextlib.suppress(jax.errors.JaxRuntimeError):
       self._client.key_value_set(ROOT + key, text)
 
-  def all(self, folder: str) -> dict[str, str]:
+  def read_all(self, folder: str) -> dict[str, str]:
     """Returns all texts of a folder.
 
     Args:
@@ -96,7 +96,7 @@ def gather_texts(text: str, name: str) -> list[str]:
   store.set(f"{folder}/{process_index()}", text)
   wanted, pause = range(count_processes()), 0.01
   while True:
-    texts = store.all(folder)
+    texts = store.read_all(folder)
     absent = frozenset(i for i in wanted if str(i) not in texts)
     _waiting = (name, absent)
     if not absent:

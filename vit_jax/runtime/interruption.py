@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from vit_jax.runtime import exits
-from vit_jax.runtime.watch import STOPS, current_handlers
+from vit_jax.runtime.watch import STOPS, get_current_handlers
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def end_on_stop_signals(clean_up: Callable[[], None]) -> Iterator[None]:
   thread.start()
   # C code writes the number of the signal to the pipe at once, while Python handlers wait for the main thread.
   pipe_before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
-  before = current_handlers(STOPS)
+  before = get_current_handlers(STOPS)
   for number in before:
     signal.signal(number, lambda *_: None)
   try:

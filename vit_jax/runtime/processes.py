@@ -280,7 +280,7 @@ def _install_abort_message(text: str) -> None:
 
   @kind
   def end(_: int) -> None:
-    if (code := peers.failure_code()) is not None:  # it is ending already, but process 0 ended first
+    if (code := peers.get_failure_code()) is not None:  # it is ending already, but process 0 ended first
       os._exit(code)
     os.write(2, text.encode())
     os._exit(EXIT_PEER)

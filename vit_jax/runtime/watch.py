@@ -54,7 +54,7 @@ class Preempted(exits.Stop):
   """
 
 
-def current_handlers(numbers: Iterable[int]) -> dict[int, Any]:
+def get_current_handlers(numbers: Iterable[int]) -> dict[int, Any]:
   """Returns the current handlers of the signals that a program must handle.
 
   A signal in `OPTIONAL` is omitted if it is ignored.
@@ -96,7 +96,7 @@ def convert_stop_signals() -> Iterator[None]:
     code, message = requests[number]
     raise exits.Stop(code, f"{message}; the same command starts or continues it")
 
-  before = current_handlers(requests)
+  before = get_current_handlers(requests)
   for number in before:
     signal.signal(number, stop)
   try:
@@ -149,7 +149,7 @@ class Watch:
     if self._in_main:
       # C code writes the byte to the pipe at once, while the Python handler waits for the main thread.
       self._pipe_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-      self._before = current_handlers(STOPS)
+      self._before = get_current_handlers(STOPS)
       for number in self._before:
         signal.signal(number, self._on_signal)
       if hasattr(signal, "SIGUSR2"):
@@ -183,7 +183,7 @@ class Watch:
     self._reported = True
     code, message = exits.describe_exit(error, alone=False)
     if code == exits.EXIT_PEER:
-      known = self._peers.reason(ACT)
+      known = self._peers.wait_for_reason(ACT)
       if not known and (quiet := self._peers.find_quiet()):  # a process that was killed reports no reason
         code, message = exits.describe_exit(error, alone=False, gone=f"process {', '.join(map(str, quiet))}")
       self.leave(*(known or (code, message)))
@@ -302,7 +302,7 @@ class Watch:
   def _check_peers(self, peers: Peers, now: float) -> None:
     if self._requested_at is None and peers.stop_request:
       self._requested_at = now
-    if end := peers.lost():
+    if end := peers.find_lost_process():
       self.leave(*end)
 
   def _check_stop(self, now: float) -> None:

@@ -52,7 +52,7 @@ def claim_workdir(
     exchange.raise_together(None)
     yield
     return
-  if paths.in_bucket(workdir):
+  if paths.is_in_bucket(workdir):
     lease, problem = None, None
     try:
       lease = import_leases().Lease(workdir / "lock", leave)
@@ -80,7 +80,7 @@ def lock_workdir(workdir: pathlib.Path, otherwise: str = "another --workdir") ->
   Raises:
     ConfigError: another run uses the workdir.
   """
-  if paths.in_bucket(workdir):
+  if paths.is_in_bucket(workdir):
     with contextlib.closing(import_leases().Lease(workdir / "lock", _exit_program)):
       yield
     return
@@ -99,7 +99,7 @@ def check_creatable(workdir: pathlib.Path) -> str | None:
   Args:
     workdir: the directory.
   """
-  if paths.in_bucket(workdir) or workdir.exists():
+  if paths.is_in_bucket(workdir) or workdir.exists():
     return None
   above = next(each for each in workdir.absolute().parents if each.exists())
   try:
@@ -116,7 +116,7 @@ def describe_holder(workdir: pathlib.Path) -> str | None:
   Args:
     workdir: a directory on a disk or in a bucket.
   """
-  if paths.in_bucket(workdir):
+  if paths.is_in_bucket(workdir):
     return import_leases().describe_holder(workdir / "lock")
   try:
     with open(workdir / "lock", "r+") as file:

@@ -27,7 +27,7 @@ from vit_jax.schema.types import (
   required,
 )
 from vit_jax.schema.values import (
-  as_group,
+  convert_to_group,
   flatten_choices,
   get_config_key,
   get_field_default,

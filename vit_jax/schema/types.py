@@ -70,7 +70,7 @@ class Duration(str):
   Example:
     from vit_jax import schema
 
-    assert schema.Duration("90ep").steps(batch=1024, examples=1_281_167) == 112_603
+    assert schema.Duration("90ep").count_steps(batch=1024, examples=1_281_167) == 112_603
   """
 
   amount: float
@@ -93,7 +93,7 @@ class Duration(str):
       raise ConfigError(f"{show(text)} is longer than any run. Allowed: up to 2**53 steps, epochs or examples")
     return self
 
-  def steps(self, batch: int, examples: int, total: int | None = None) -> int:
+  def count_steps(self, batch: int, examples: int, total: int | None = None) -> int:
     """Returns the nearest number of steps. It is at least one unless the duration is zero.
 
     Args:

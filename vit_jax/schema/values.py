@@ -44,7 +44,7 @@ def list_choices(value: object) -> set[str]:
   return set()
 
 
-def as_group(value: Any) -> dict[str, Any]:
+def convert_to_group(value: Any) -> dict[str, Any]:
   """Returns a choice as a dictionary. A name alone is a choice without arguments.
 
   Args:

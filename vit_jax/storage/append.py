@@ -121,4 +121,4 @@ def _name_object(path: pathlib.Path, number: int) -> pathlib.Path:
 
 def open_append(path: pathlib.Path) -> AppendFile | BucketAppender:
   """Opens a file on a disk or in a bucket for appending."""
-  return BucketAppender(path) if paths.in_bucket(path) else AppendFile(path)
+  return BucketAppender(path) if paths.is_in_bucket(path) else AppendFile(path)

@@ -77,7 +77,7 @@ def open_directory(path: pathlib.Path) -> int | None:
   Returns:
     A file descriptor, or None for a bucket, which has no directories that could be moved.
   """
-  return None if paths.in_bucket(path) else os.open(path, os.O_RDONLY)
+  return None if paths.is_in_bucket(path) else os.open(path, os.O_RDONLY)
 
 
 def close_directory(descriptor: int | None) -> None:

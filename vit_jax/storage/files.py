@@ -67,7 +67,7 @@ def atomic_write(path: pathlib.Path, before: Callable[[], None] | None = None) -
     with atomic_write(pathlib.Path("figures.json")) as partial:
       partial.write_text("{}")
   """
-  if paths.in_bucket(path):
+  if paths.is_in_bucket(path):
     with tempfile.TemporaryDirectory(prefix="vit_jax_") as folder:
       partial = pathlib.Path(folder, path.name)
       yield partial
@@ -109,7 +109,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
   Example:
     write_text(pathlib.Path("notes.txt"), "first line")
   """
-  if paths.in_bucket(path):  # in one request
+  if paths.is_in_bucket(path):  # in one request
     with errors.add_file_name(path):
       path.write_bytes(text.encode())
     return
@@ -167,7 +167,7 @@ def get_local_path(path: pathlib.Path, siblings: Sequence[str] = ()) -> pathlib.
     path: the file or object.
     siblings: names of further objects in the same directory, which are also copied if they exist.
   """
-  if not paths.in_bucket(path):
+  if not paths.is_in_bucket(path):
     return path
   folder = get_local_cache_directory("objects")
   there = [path, *(other for name in siblings if (other := path.with_name(name)).exists())]
@@ -199,7 +199,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
     OSError: the bucket fails.
   """
   try:
-    data = read_if_exists(path) if paths.in_bucket(path) else _read_prefix(path)
+    data = read_if_exists(path) if paths.is_in_bucket(path) else _read_prefix(path)
     values = {} if data is None else parse_json(data)
   except ConfigError:
     raise
@@ -233,7 +233,7 @@ def read_if_exists(path: pathlib.Path) -> bytes | None:
     OSError: the file cannot be read. A pipe or a device is refused, because reading it may never end.
   """
   try:
-    if not paths.in_bucket(path) and path.exists() and not (path.is_file() or path.is_dir()):
+    if not paths.is_in_bucket(path) and path.exists() and not (path.is_file() or path.is_dir()):
       raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path.read_bytes()
   except FileNotFoundError:
@@ -294,7 +294,7 @@ def get_local_cache_directory(kind: str) -> pathlib.Path:
     kind: name of the subdirectory.
   """
   folder = get_cache_directory(kind)
-  return paths.expand_home(pathlib.Path("~/.cache/vit_jax", kind)) if paths.in_bucket(folder) else folder
+  return paths.expand_home(pathlib.Path("~/.cache/vit_jax", kind)) if paths.is_in_bucket(folder) else folder
 
 
 def check_path(path: pathlib.Path, suffixes: Sequence[str] = (".csv", ".npz")) -> None:
@@ -311,7 +311,7 @@ def check_path(path: pathlib.Path, suffixes: Sequence[str] = (".csv", ".npz")) -
     raise ConfigError(f"{path}: {path.suffix or 'no suffix'} is not a format. End the name in {' or '.join(suffixes)}")
   if path.is_dir():
     raise ConfigError(f"{path} is a folder. Name a file")
-  if not paths.in_bucket(path) and not path.parent.is_dir():
+  if not paths.is_in_bucket(path) and not path.parent.is_dir():
     raise ConfigError(
       f"{path}: the folder {path.parent} does not exist. Create it, or name a file in an existing folder"
     )

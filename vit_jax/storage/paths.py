@@ -31,10 +31,10 @@ def resolve_path(text: str | os.PathLike[str], bare: bool = False) -> pathlib.Pa
 
   Example:
     workdir = resolve_path("runs/digits")
-    assert not in_bucket(workdir)
+    assert not is_in_bucket(workdir)
   """
   parsed = parse_path(text, bare)
-  if in_bucket(parsed):
+  if is_in_bucket(parsed):
     try:
       prepare_buckets()
       check_bucket(get_bucket_name(parsed))
@@ -77,7 +77,7 @@ def parse_path(text: str | os.PathLike[str], bare: bool = False) -> pathlib.Path
   return epath.Path(text.rstrip("/"))
 
 
-def in_bucket(path: os.PathLike[str]) -> bool:
+def is_in_bucket(path: os.PathLike[str]) -> bool:
   """Returns whether a path is in a bucket, where objects are replaced as a whole and directories do not exist."""
   return os.fspath(path).startswith(BUCKET)
 
@@ -89,7 +89,7 @@ def get_bucket_name(path: os.PathLike[str]) -> str:
 
 def make_absolute(path: pathlib.Path) -> pathlib.Path:
   """Returns the absolute path. A path in a bucket is unchanged, because etils would prepend the current directory."""
-  return path if in_bucket(path) else path.absolute()
+  return path if is_in_bucket(path) else path.absolute()
 
 
 def expand_home(path: pathlib.Path) -> pathlib.Path:
@@ -171,7 +171,7 @@ def create_folders(folder: pathlib.Path) -> Iterator[None]:
     OSError: a directory cannot be created.
   """
   missing = []
-  if not in_bucket(folder):
+  if not is_in_bucket(folder):
     above = folder.absolute()
     while not above.is_dir():
       if above.exists() or above.is_symlink():

@@ -76,7 +76,7 @@ def run_trials(
         set_status(by_name[name], code, record.log(by_name[name]))
         record.keep_log(by_name[name])
         record.write()
-        screen.changed(by_name[name])
+        screen.report_change(by_name[name])
       waiting = [trial for trial in trials if trial.status == "waiting"]
       # Trials that run on our devices but belong to another process.
       elsewhere = sum(is_held(trial, screen) for trial in waiting)
@@ -88,7 +88,7 @@ def run_trials(
         else:
           trial.status, trial.attempts = "running", trial.attempts + 1
           processes.start(trial.name, [sys.executable, *command_of(trial)[1:]], record.log(trial))
-        screen.changed(trial)
+        screen.report_change(trial)
       screen.refresh()
       time.sleep(0.2)
 
@@ -106,7 +106,7 @@ def is_held(trial: Trial, screen: TrialScreen) -> bool:
   holder = runtime.describe_holder(trial.workdir)
   before, trial.error = trial.error, f"held by process {holder}" if holder else ""
   if holder and trial.error != before:
-    screen.changed(trial)
+    screen.report_change(trial)
   return holder is not None
 
 

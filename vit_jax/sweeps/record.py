@@ -68,7 +68,7 @@ class SweepRecord:
   def log(self, trial: Trial) -> pathlib.Path:
     """Returns the path of a trial's log on a disk. `keep_log` copies it to a bucket when the trial ends."""
     workdir = self.study.workdir
-    if paths.in_bucket(workdir):
+    if paths.is_in_bucket(workdir):
       mark = hashlib.sha256(str(workdir).encode()).hexdigest()[:12]
       workdir = pathlib.Path(tempfile.gettempdir(), f"vit_jax_sweep_{mark}")
     return workdir / "logs" / f"{trial.workdir.parent.name}-{trial.name}.log"
@@ -76,7 +76,7 @@ class SweepRecord:
   def keep_log(self, trial: Trial) -> None:
     """Copies the log of a trial that has ended into the bucket, if the sweep is in a bucket."""
     log = self.log(trial)
-    if paths.in_bucket(self.study.workdir):
+    if paths.is_in_bucket(self.study.workdir):
       files.copy_to_bucket(log, self.study.workdir / "logs" / log.name)
 
   def restore(self, trials: list[Trial], retry: bool) -> None:

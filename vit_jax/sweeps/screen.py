@@ -37,7 +37,7 @@ class TrialScreen:
 
   def __enter__(self) -> Self:
     if sys.stdout.isatty():
-      self._live = rich.live.Live(self.table(), auto_refresh=False, transient=True)
+      self._live = rich.live.Live(self.make_table(), auto_refresh=False, transient=True)
       self._live.start()
     return self
 
@@ -50,7 +50,7 @@ class TrialScreen:
       with contextlib.suppress(OSError):  # the terminal may be closed
         live.stop()
 
-  def changed(self, trial: Trial) -> None:
+  def report_change(self, trial: Trial) -> None:
     """Prints the new status of a trial if the output is not a terminal."""
     if not self._live:
       number = f"{self._trials.index(trial) + 1}/{len(self._trials)}"
@@ -61,11 +61,11 @@ class TrialScreen:
     """Redraws the table."""
     if self._live:
       try:
-        self._live.update(self.table(), refresh=True)
+        self._live.update(self.make_table(), refresh=True)
       except OSError:  # the terminal was closed, which must not end the sweep
         self._close()
 
-  def table(self) -> rich.table.Table:
+  def make_table(self) -> rich.table.Table:
     """Returns a table with a row for each trial, running trials first. The title contains the counts."""
     minutes = (time.monotonic() - self._start_time) / 60
     order = ("done", "running", "waiting", "failed", "diverged", "absent")

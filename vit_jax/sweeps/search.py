@@ -8,7 +8,7 @@ from types import FrameType
 
 from vit_jax import runtime
 from vit_jax.runtime import print_line
-from vit_jax.runtime.watch import STOPS, current_handlers
+from vit_jax.runtime.watch import STOPS, get_current_handlers
 from vit_jax.schema import ConfigError
 from vit_jax.sweeps import execution, pool, results
 from vit_jax.sweeps.record import SweepRecord, read_pins
@@ -42,7 +42,7 @@ def run_study(study: Study, trials: list[Trial], groups: Sequence[pool.DeviceGro
         raise ConfigError(
           "no setting was selected, because no setting has completed all of its trials. See the errors above"
         )
-      record.best, record.last_runs = order[0], study.last_runs(order[0])
+      record.best, record.last_runs = order[0], study.make_last_runs(order[0])
       record.restore(record.last_runs, retry)
       chosen = results.find_criterion(trials, study.sweep.decide)
       print_line(f"\nbest of {len(order)} by {chosen}: {format_changes(record.best.changes)}")
@@ -93,7 +93,7 @@ def select_last_runs(study: Study, trials: Sequence[Trial], decide: bool) -> tup
   over, order = study.sweep.over, []
   if study.sweep.decide and (decide or all(finished)):
     order = results.rank_settings(group_settings(select_measured(trials, over), over), study.sweep.decide)
-  return (order[0], study.last_runs(order[0])) if order else (None, [])
+  return (order[0], study.make_last_runs(order[0])) if order else (None, [])
 
 
 def collect_results(study: Study, trials: list[Trial], decide: bool) -> None:
@@ -140,7 +140,7 @@ def handle_stop_signals() -> Iterator[Callable[[], None]]:
       code, message = STOPS[received[0]]
       raise runtime.Stop(code, f"{message}; the same command continues")
 
-  before = current_handlers(STOPS)
+  before = get_current_handlers(STOPS)
   for number in before:
     signal.signal(number, note)
   try:

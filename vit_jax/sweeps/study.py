@@ -43,7 +43,7 @@ class Study:
   workdir: pathlib.Path
   pins: list[str] = dataclasses.field(default_factory=list)
 
-  def trials(self) -> list[Trial]:
+  def make_trials(self) -> list[Trial]:
     """Returns a trial for each of the sweep's changes, without duplicates of the same config.
 
     Changes that do not result in a valid config become failed trials. If a metric decides, the trials omit evaluations
@@ -51,7 +51,7 @@ class Study:
     """
     return _drop_duplicates(self._trial(changes) for changes in self.sweep.trials)
 
-  def last_runs(self, best: Setting) -> list[Trial]:
+  def make_last_runs(self, best: Setting) -> list[Trial]:
     """Returns the runs to evaluate on the test split.
 
     These are the runs that `final` lists, with the changes of the best setting. They omit the evaluation that decides,
@@ -84,33 +84,33 @@ class Study:
         raise ConfigError(f"--config.{key}: sweep() already sets this key. Change sweep() in {self.file}")
     check_possible(trials)
     possible = [trial for trial in trials if trial.config is not None]
-    for trial in self.last_runs(group_settings(possible, self.sweep.over)[0]):
+    for trial in self.make_last_runs(group_settings(possible, self.sweep.over)[0]):
       if trial.config is None:
         raise ConfigError(f"sweep: final: {trial}: {trial.error}")
 
   def _trial(self, changes: Changes) -> Trial:
     decide = self.sweep.decide
 
-    def without_test(run: BoundRun, base: Mapping[str, object]) -> dict[str, str]:
+    def drop_test_evaluations(run: BoundRun, base: Mapping[str, object]) -> dict[str, str]:
       if not decide:
         return {}
       _check_decides(run, decide)
       return _fill_evaluations(run, base) | {f"evals.{name}": "default" for name in _find_test_evaluations(run)}
 
-    return self._run(changes, self.workdir / "trials", without_test)
+    return self._run(changes, self.workdir / "trials", drop_test_evaluations)
 
   def _last_run(self, changes: Changes) -> Trial:
     decide = self.sweep.decide
     assert decide is not None
 
-    def with_test(run: BoundRun, base: Mapping[str, object]) -> dict[str, str]:
+    def add_test_evaluations(run: BoundRun, base: Mapping[str, object]) -> dict[str, str]:
       if decide.partition("/")[0] in run.evals:  # absent if this run does not hold out images
         _check_decides(run, decide)
       on_test = {f"evals.{name}.every": "100%" for name in _find_test_evaluations(run)}
       on_test = on_test or {"evals.test.name": "accuracy", "evals.test.split": "test"}
       return {f"evals.{decide.partition('/')[0]}": "default"} | on_test
 
-    return self._run(changes, self.workdir / "final", with_test)
+    return self._run(changes, self.workdir / "final", add_test_evaluations)
 
   def _run(
     self, changes: Mapping[str, object], folder: pathlib.Path, evaluations: Callable[[Any, Any], dict[str, str]]

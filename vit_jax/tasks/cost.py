@@ -92,7 +92,7 @@ def count_model_flops(description: models.Description) -> int:
     description = models.Description(schema.Choice("ViT-B/16"), image_size=224, classes=1000)
     cost.count_model_flops(description) / 1e9  # 35.1 GFLOPs
   """
-  model, size = models.functional(description), description.image_size
+  model, size = models.make_functional(description), description.image_size
   sides = (size, size) if isinstance(size, int) else size
   image = jax.ShapeDtypeStruct((1, *sides, description.channels), np.float32)
   return flops.count_flops(lambda params, images: model.outputs(params, images)[0].logits, model.shapes(), image)

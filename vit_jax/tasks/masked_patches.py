@@ -35,13 +35,13 @@ class Target:
   Attributes:
     outputs: number of outputs that the linear head has for each patch.
     metric: name of the metric.
-    of: function from patches (B, N, P, P, C) with values in 0..1 to targets (B, N, ...).
+    make_targets: function from patches (B, N, P, P, C) with values in 0..1 to targets (B, N, ...).
     compare: function from predictions (B, M, outputs) and targets (B, M, ...) to the loss (B, M) and the metric (B, M).
   """
 
   outputs: int
   metric: str
-  of: Callable[[Tensor], Tensor]
+  make_targets: Callable[[Tensor], Tensor]
   compare: Callable[[Tensor, Tensor], tuple[Array, Array]]
 
 
@@ -52,10 +52,10 @@ def mean_colour(patch: int) -> Target:
     patch: side of the patches in pixels.
   """
 
-  def of(patches: Tensor) -> Array:
+  def make_targets(patches: Tensor) -> Array:
     return classify_colours(reduce(patches, "b n i j c -> b n c", "mean"))
 
-  return Target(COLOURS, "accuracy", of, _cross_entropy)
+  return Target(COLOURS, "accuracy", make_targets, _cross_entropy)
 
 
 def small_patches(patch: int) -> Target:
@@ -72,14 +72,14 @@ def small_patches(patch: int) -> Target:
       f"a patch of {format_amount(patch, 'pixel')} cannot be reduced to 4x4 pixels. Use another model, or 'mean_colour'"
     )
 
-  def of(patches: Tensor) -> Array:
+  def make_targets(patches: Tensor) -> Array:
     return classify_colours(reduce(patches, "b n (y i) (x j) c -> b n (y x) c", "mean", y=4, x=4))
 
   def compare(predicted: Tensor, targets: Tensor) -> tuple[Array, Array]:
     loss, right = _cross_entropy(rearrange(predicted, "b m (p v) -> b m p v", p=16), targets)
     return loss.mean(-1), right.mean(-1)
 
-  return Target(16 * COLOURS, "accuracy", of, compare)
+  return Target(16 * COLOURS, "accuracy", make_targets, compare)
 
 
 def pixels(patch: int) -> Target:
@@ -91,14 +91,14 @@ def pixels(patch: int) -> Target:
     patch: side of the patches in pixels.
   """
 
-  def of(patches: Tensor) -> Tensor:
+  def make_targets(patches: Tensor) -> Tensor:
     return rearrange(patches, "b n i j c -> b n (i j c)")
 
   def compare(predicted: Tensor, targets: Tensor) -> tuple[Array, Array]:
     squared = jnp.square(predicted.astype(jnp.float32) - targets).mean(-1)
     return squared, jnp.sqrt(squared)
 
-  return Target(3 * patch**2, "rmse", of, compare)
+  return Target(3 * patch**2, "rmse", make_targets, compare)
 
 
 TARGETS = {"mean_colour": mean_colour, "small_patches": small_patches, "pixels": pixels}
@@ -262,7 +262,7 @@ class MaskedPatches(Task):
     tokens = _take_rows(outputs.tokens[:, -self._patches :], corrupted)
     predicted = tokens @ params[f"{HEAD}/kernel"].astype(tokens.dtype) + params[f"{HEAD}/bias"].astype(tokens.dtype)
     patches = masking.cut_patches(self.supplied.pixels(images), masking.require_patch(self.supplied.model))
-    return *self.target.compare(predicted, _take_rows(self.target.of(patches), corrupted)), statistics
+    return *self.target.compare(predicted, _take_rows(self.target.make_targets(patches), corrupted)), statistics
 
 
 def _take_rows(x: Shaped[Tensor, "B N *x"], numbers: Integer[Tensor, "B M"]) -> Shaped[Array, "B M *x"]:

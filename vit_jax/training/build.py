@@ -95,13 +95,13 @@ def _find_schedule_error(run: BoundRun, epoch_length: int) -> ConfigError | None
   args = run.optim.args
   if not {"schedule", "lr", "warmup"} <= args.keys():  # a registered rule without these arguments
     return None
-  total = run.total.steps(run.batch, epoch_length)
+  total = run.total.count_steps(run.batch, epoch_length)
   if not 0 < total <= LONGEST_RUN:
     return None
   try:
 
     def count_steps(duration: Duration) -> int:
-      return duration.steps(run.batch, epoch_length, total)
+      return duration.count_steps(run.batch, epoch_length, total)
 
     with enter_key("config.optim"):
       create_schedule(args["schedule"], args["lr"], total, count_steps(args["warmup"]), count_steps)
@@ -143,9 +143,9 @@ def build(
   total = _count_total_steps(run, source.epoch_length)
 
   def count_steps(duration: Duration) -> int:
-    return duration.steps(run.batch, source.epoch_length, total)
+    return duration.count_steps(run.batch, source.epoch_length, total)
 
-  model = models.functional(describe_model(run, source.classes)).on(grid)
+  model = models.make_functional(describe_model(run, source.classes)).place_on(grid)
   open_frozen_model = make_frozen_model_opener(run, grid, source.classes)
   task = make_task(run, model, total, count_steps, open_frozen_model)
   if training and bool(task.fields.views) != task.cuts_views:
@@ -183,7 +183,7 @@ def build(
   # Tracing the step reports errors here, before the devices are used.
   jax.eval_shape(experiment.step, experiment.state_shapes, experiment.batch_shapes, experiment.frozen_weight_shapes)
   plain = model.description.change({"remat": "none"}) if "remat" in model.description.model.args else model.description
-  unsharded_task = make_task(run, models.functional(plain), total, count_steps, open_frozen_model)
+  unsharded_task = make_task(run, models.make_functional(plain), total, count_steps, open_frozen_model)
   forward, training_flops = _count_flops(experiment, unsharded_task)
   training_flops *= 1 if optimizer.radius is None else 2  # an ascent step needs a gradient of its own
   return dataclasses.replace(experiment, forward_flops=forward, training_flops=training_flops)
@@ -287,7 +287,7 @@ def _open_frozen_model(
     patterns = [pattern for pattern, _ in rules]
     weights = importers.open_weights(path, run.data.image_size, run.dtype.name, ema, prefix, classes, patterns)
   task = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in weights.task.items()}
-  model = models.functional(weights.description).on(grid)
+  model = models.make_functional(weights.description).place_on(grid)
   shapes = model.shapes() | task
   table = *models.find_sharding(weights.description.model.name), *rules
   shardings = sharding.find_parameter_shardings(table, shapes, grid)
@@ -298,7 +298,7 @@ def _open_frozen_model(
 
 def _count_total_steps(run: Run, epoch_length: int) -> int:
   """Returns the number of steps of a run. Raises ConfigError if the number is out of range."""
-  total = run.total.steps(run.batch, epoch_length)
+  total = run.total.count_steps(run.batch, epoch_length)
   if not 0 < total <= LONGEST_RUN:
     raise ConfigError(
       f"config.total: {run.total!s} is {total:,} steps of {format_amount(run.batch, 'image')}. Allowed: 1 to 2**31 - 1"

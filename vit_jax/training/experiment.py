@@ -78,7 +78,7 @@ class Experiment:
 
   def count_steps(self, duration: Duration) -> int:
     """Converts a duration to a number of steps."""
-    return duration.steps(self.run.batch, self.epoch_length, self.total)
+    return duration.count_steps(self.run.batch, self.epoch_length, self.total)
 
   @property
   def save_every(self) -> int:

@@ -200,7 +200,7 @@ class GoodputTracker:
     Raises:
       FileNotFoundError: the directory of the file was removed or replaced.
     """
-    if self._file and not (paths.in_bucket(self._file) and time.perf_counter() - self._written < pause):
+    if self._file and not (paths.is_in_bucket(self._file) and time.perf_counter() - self._written < pause):
       self._written = time.perf_counter()
       errors.check_there(self._file.parent, self._folder)
       older, attempts = _merge_old_attempts(self._older, [*self._attempts, self._attempt()])

@@ -84,7 +84,7 @@ def train(
       with session.phase("step"):
         while step < experiment.total:
           assert train_step is not None  # compiled, because steps remain
-          with session.phase("data", session.batches.waiting):
+          with session.phase("data", session.batches.describe_waiting):
             batch = next(session.batches)
           if session.batches.problem:  # of a later batch, so all processes can save and stop before it
             watch.ask(runtime.EXIT_CONFIG, f"error: {session.batches.problem}")
@@ -464,7 +464,7 @@ def save(session: Session, step: int, state: steps.State[jax.Array]) -> None:
   """
   session.log.write_due(step)
   with session.log.phase("save", step):
-    if step not in session.store.steps():
+    if step not in session.store.list_steps():
       session.log.flush()
       session.store.save(
         step,

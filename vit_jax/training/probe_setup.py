@@ -86,7 +86,7 @@ def build(
   headless = description.replace(image_size=size, classes=0).bind()
   arrays, notes = surgery.fit(arrays, description, headless)
   grid = sharding.make_mesh(measurement.mesh, devices)
-  model = models.functional(headless).on(grid)
+  model = models.make_functional(headless).place_on(grid)
   shardings = sharding.find_parameter_shardings(models.find_sharding(headless.model.name), model.shapes(), grid)
   arrays = surgery.stack(arrays, tuple(shardings))
   params = {path: sharding.place_array(arrays[path], target) for path, target in shardings.items()}

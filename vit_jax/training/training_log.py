@@ -367,7 +367,7 @@ def make_not_finite_error(step: int, problem: str, store: checkpoints.Checkpoint
     store: checkpoints. The message names the last valid one.
   """
   store.wait()
-  saved = store.steps()
+  saved = store.list_steps()
   return runtime.Stop(
     runtime.EXIT_NOT_FINITE,
     f"step {step}: {problem}; "

@@ -36,7 +36,7 @@ class Writer:
       return
     file = workdir / METRICS
     chosen = functools.partial(_keep_until, start=start, again=again)
-    if not paths.in_bucket(file):
+    if not paths.is_in_bucket(file):
       _drop_after(file, chosen)
     self._lines = append.open_append(file)
     if isinstance(self._lines, append.BucketAppender):
@@ -115,7 +115,7 @@ class Trace:
     if step == self._end:
       self.close()
     elif step == self._first:
-      self._local = tempfile.TemporaryDirectory(prefix="vit_jax_") if paths.in_bucket(self._folder) else None
+      self._local = tempfile.TemporaryDirectory(prefix="vit_jax_") if paths.is_in_bucket(self._folder) else None
       jax.profiler.start_trace(self._local.name if self._local else str(self._folder))
       self._running = True
     return jax.profiler.StepTraceAnnotation("train", step_num=step)

@@ -39,7 +39,7 @@ def used(choice):
 @pytest.mark.parametrize("name", KNOWN)
 def test_row_contains_everything_that_a_plan_needs(name):
   row = catalog.CATALOG[name]
-  assert row.reader is (tfds.own_copy if name in OWN else tfds.catalogued)
+  assert row.reader is (tfds.open_own_copy if name in OWN else tfds.open_catalogued)
   assert row.builder is None if name in OWN else re.fullmatch(r"\w+(/[\w.-]+)?:\d+\.\d+\.\d+", row.builder)
   assert all(count > 0 for count in row.splits.values())
   assert row.classes > 1
@@ -99,8 +99,8 @@ def test_binding_fills_in_the_defaults_of_nested_choices(name):
 @pytest.mark.parametrize("name", [name for name in catalog.CATALOG if name not in OF_OTHERS])
 def test_keys_of_a_dataset_match_its_reader(name):
   own = {
-    tfds.catalogued: set(),
-    tfds.own_copy: {"labels"},
+    tfds.open_catalogued: set(),
+    tfds.open_own_copy: {"labels"},
     tfds.any_builder: {"builder", "labels"},
     folder.folder: {"holdout", "split_seed", "class_order", "validation"},
     tars.tars: {"classes", "class_order", "label", "labels"},

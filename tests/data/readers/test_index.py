@@ -151,13 +151,13 @@ def test_scan_is_cached_only_if_a_later_change_can_be_detected(tmp_path, monkeyp
 
 @pytest.mark.heavy
 def test_replaced_object_of_a_bucket_is_read_again(bucket, monkeypatch):
-  about, listed = {"bytes": base64.b64encode(b"x").decode()}, listing.locations.BucketFolder.listed
+  about, listed = {"bytes": base64.b64encode(b"x").decode()}, listing.locations.BucketFolder.read_listing
   for label in (0, 1):
     (bucket / "a.jsonl").write_text(json.dumps(about | {"label": label}) + "\n")
     entries = listed(bucket)
     # Some clients report the time in whole seconds, and a clock may be set back. Then size and time stay equal.
     same = entries._replace(objects={name: (size, "2020") for name, (size, _) in entries.objects.items()})
-    monkeypatch.setattr(listing.locations.BucketFolder, "listed", lambda root, same=same: same)
+    monkeypatch.setattr(listing.locations.BucketFolder, "read_listing", lambda root, same=same: same)
     assert labels(forms.opened("manifest", bucket, test="train")) == [label]
 
 

@@ -62,7 +62,7 @@ def test_path_with_an_unknown_scheme_is_an_error(name, path):
 def test_object_above_the_size_limit_is_not_read(bucket, monkeypatch):
   monkeypatch.setattr(local_files, "LARGEST", 5)
   (bucket / "a/1.png").write_bytes(image(1))
-  listed = locations.BucketFolder.listed(bucket)
+  listed = locations.BucketFolder.read_listing(bucket)
   with pytest.raises(OSError, match=r"bytes. Allowed: 5"):
     listed.read("a/1.png")
 

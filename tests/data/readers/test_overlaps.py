@@ -59,9 +59,9 @@ def test_at_most_32_pairs_are_read_and_none_without_common_names(tmp_path, monke
   own = {f"{split}/a/{split}{i}.png": image(0) for split in ("train", "val", "test") for i in range(50)}
   read, stamped, real = [], [], reader.locations.DiskFolder.read
   monkeypatch.setattr(reader.locations.DiskFolder, "read", lambda self, file: read.append(file) or real(self, file))
-  stamps = reader.locations.DiskFolder.stamps
+  stamps = reader.locations.DiskFolder.read_stamps
   monkeypatch.setattr(
-    reader.locations.DiskFolder, "stamps", lambda self, some: stamped.extend(some) or stamps(self, some)
+    reader.locations.DiskFolder, "read_stamps", lambda self, some: stamped.extend(some) or stamps(self, some)
   )
   lines = note(write(tmp_path / "same", same), val="val")
   assert [line.removeprefix("data overlap: ").partition(" also")[0] for line in lines] == [

@@ -126,9 +126,9 @@ def test_braces_inside_brackets_are_characters():
 
 
 def test_only_folders_that_may_match_are_listed(tree, monkeypatch):
-  asked, entries = [], locations.DiskFolder.entries
+  asked, entries = [], locations.DiskFolder.list_entries
   monkeypatch.setattr(
-    locations.DiskFolder, "entries", lambda self, folder: asked.append(folder) or entries(self, folder)
+    locations.DiskFolder, "list_entries", lambda self, folder: asked.append(folder) or entries(self, folder)
   )
   listed("d*/plain/*.tar")
   assert sorted(asked) == ["", "d1", "d1/plain", "d2", "d2/plain", "d[1]", "d[1]/plain"]

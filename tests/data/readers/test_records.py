@@ -50,7 +50,7 @@ def stored(request, tmp_path_factory):
   """Returns (name, records, source) of a dataset stored as its own builder would store it."""
   name, root = request.param, tmp_path_factory.mktemp("data")
   records, row = prepared.write(name, root), prepared.small(request.param)
-  return name, records, tfds.catalogued(name, row, "train", path=str(root), train=row.train, test=row.test)
+  return name, records, tfds.open_catalogued(name, row, "train", path=str(root), train=row.train, test=row.test)
 
 
 def pixels(record, name):
@@ -92,7 +92,9 @@ def test_tfrecord_and_array_record_give_the_same_dataset(name, tmp_path):
   for form in ("array_record", "tfrecord"):
     prepared.write(name, tmp_path / form, form=form)
     row = prepared.small(name)
-    sources_of.append(tfds.catalogued(name, row, "train", path=str(tmp_path / form), train=row.train, test=row.test))
+    sources_of.append(
+      tfds.open_catalogued(name, row, "train", path=str(tmp_path / form), train=row.train, test=row.test)
+    )
   one, other = sources_of
   assert (other.classes, other.labels, len(other)) == (one.classes, one.labels, len(one))
   for i in range(len(one)):
@@ -122,7 +124,7 @@ def test_one_image_of_each_dataset_is_trained_on(tmp_path):
   for name in SETS:
     prepared.write(name, tmp_path / name)
     row = prepared.small(name)
-    source = tfds.catalogued(name, row, "train", path=str(tmp_path / name), train=row.train, test=row.test)
+    source = tfds.open_catalogued(name, row, "train", path=str(tmp_path / name), train=row.train, test=row.test)
     image, labels = first_example(name, source)
     batch["image"].append(image)
     batch["label"].append((labels + 9 * [-1])[:9])  # no generated list is longer

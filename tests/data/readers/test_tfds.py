@@ -209,19 +209,19 @@ def test_builder_directory_of_another_dataset_is_an_error(data_dir):
 
 
 def test_only_data_of_the_catalog_are_public(data_dir):
-  row = DatasetRow(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5}, 2)
-  source = tfds.catalogued("shapes", row, "train", path=str(data_dir))
+  row = DatasetRow(tfds.open_catalogued, "shapes:1.0.0", {"train": 12, "test": 5}, 2)
+  source = tfds.open_catalogued("shapes", row, "train", path=str(data_dir))
   assert all(source.is_published(i) for i in range(12))
   assert not opened("tfds", "train", path=str(data_dir), builder="shapes").is_published(0)
 
 
 def test_sizes_that_differ_from_the_catalog_are_an_error(data_dir):
-  row = DatasetRow(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 6}, 2)
+  row = DatasetRow(tfds.open_catalogued, "shapes:1.0.0", {"train": 12, "test": 6}, 2)
   with pytest.raises(schema.ConfigError, match="5 records in 'test', not 6"):
-    tfds.catalogued("shapes", row, "train", path=str(data_dir))
+    tfds.open_catalogued("shapes", row, "train", path=str(data_dir))
 
 
 def test_missing_split_of_the_catalog_is_an_error(data_dir):
-  row = DatasetRow(tfds.catalogued, "shapes:1.0.0", {"train": 12, "test": 5, "extra": 7}, 2)
+  row = DatasetRow(tfds.open_catalogued, "shapes:1.0.0", {"train": 12, "test": 5, "extra": 7}, 2)
   with pytest.raises(schema.ConfigError, match="0 records in 'extra', not 7"):
-    tfds.catalogued("shapes", row, "train", path=str(data_dir))
+    tfds.open_catalogued("shapes", row, "train", path=str(data_dir))

@@ -11,7 +11,7 @@ from vit_jax.schema import Choice, ConfigError
 
 
 def outputs(description, arrays):
-  return np.asarray(models.functional(description).create(arrays)(modules.images(32, 2)))
+  return np.asarray(models.make_functional(description).create(arrays)(modules.images(32, 2)))
 
 
 @pytest.mark.heavy

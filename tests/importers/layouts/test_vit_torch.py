@@ -74,7 +74,7 @@ def test_files_with_registers_have_position_rows_for_patches_only(pool):
     np.testing.assert_array_equal(back["position/table"], arrays["position/table"][1:])
   images = modules.images(32, 2)
   both = ((description, arrays), (found.description, back))
-  logits = [np.asarray(models.functional(described).create(values)(images)) for described, values in both]
+  logits = [np.asarray(models.make_functional(described).create(values)(images)) for described, values in both]
   np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-5)
 
 

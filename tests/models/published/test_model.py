@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from vit_jax.models import bit, parameters
-from vit_jax.models.published.model import published
+from vit_jax.models.published.model import make_published
 
 pytestmark = pytest.mark.heavy
 
 
 def test_model_keeps_its_function_s_schema_and_sets_its_own_defaults():
-  made = published("bit:bit", (1, (2, 2)), image_size=96, stages=(1,))
+  made = make_published("bit:bit", (1, (2, 2)), image_size=96, stages=(1,))
   assert made.make.func is bit.bit and made.make.args == ((1, (2, 2)),)
   assert made.make.__annotations__ == bit.bit.__annotations__
   signature = inspect.signature(made.make).parameters

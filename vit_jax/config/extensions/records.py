@@ -129,7 +129,7 @@ def _find_refusal(file: str, origin: str | os.PathLike[str]) -> str | None:
   if not os.path.isfile(file):
     return f"the file {show(file)} does not exist"
   workdir = paths.parse_path(origin)
-  if not paths.in_bucket(workdir) and pathlib.Path(file).resolve().is_relative_to(workdir.resolve()):
+  if not paths.is_in_bucket(workdir) and pathlib.Path(file).resolve().is_relative_to(workdir.resolve()):
     return f"{show(file)} is inside the workdir and is not imported automatically"
   if memory.find_remembered(file) is None:
     return f"you did not use {show(file)} on this machine before, so it is not imported automatically"

@@ -46,7 +46,7 @@ R = (
 def _subset_row(builder: str, train: int) -> DatasetRow:
   """Returns a row for a subset of the training images, with the complete validation split."""
   return DatasetRow(
-    tfds.catalogued,
+    tfds.open_catalogued,
     builder,
     {"train": train, "validation": 50_000},
     1000,
@@ -61,7 +61,7 @@ def _evaluation_row(builder: str, images: Mapping[str, int], **more: Any) -> Dat
   """Returns a row of images that are only evaluated. "train" is the same split, as models need one to be built."""
   split = next(iter(images))
   return DatasetRow(
-    tfds.catalogued, builder, images, 1000, train=split, test=split, **{"image_bytes": _PHOTOGRAPH} | more
+    tfds.open_catalogued, builder, images, 1000, train=split, test=split, **{"image_bytes": _PHOTOGRAPH} | more
   )
 
 
@@ -115,7 +115,7 @@ ROWS = {
   ),
   # The version of fall 2011, with the two additional classes of Google's models and the splits of big_vision.
   "imagenet21k": DatasetRow(
-    tfds.own_copy,
+    tfds.open_own_copy,
     splits={"full": 14_200_000},  # Kolesnikov et al. 2020: 14.2 M
     classes=21_843,
     train="full[51200:]",
@@ -124,7 +124,7 @@ ROWS = {
   ),
   # The processed version of winter 2021: classes with more than 500 images (Ridnik et al. 2021).
   "imagenet21k_p": DatasetRow(
-    tfds.own_copy,
+    tfds.open_own_copy,
     splits={"train": 11_060_223, "validation": 522_500},
     classes=10_450,
     test="validation",
@@ -132,7 +132,7 @@ ROWS = {
   ),
   # A private dataset of Google. It has no published test split, so the first images are held out.
   "jft300m": DatasetRow(
-    tfds.own_copy,
+    tfds.open_own_copy,
     splits={"train": 303_000_000},  # Dosovitskiy et al. 2021, section 4.1
     classes=18_291,
     train="train[50000:]",
@@ -141,7 +141,7 @@ ROWS = {
     image_bytes=115_000,  # assumed: as in ImageNet
   ),
   "jft3b": DatasetRow(
-    tfds.own_copy,
+    tfds.open_own_copy,
     splits={"train": 3_000_000_000},  # "nearly 3 billion": Zhai et al. 2022
     classes=29_593,
     train="train[50000:]",

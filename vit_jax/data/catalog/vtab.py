@@ -58,7 +58,7 @@ def _create_row(
   both = f"train[:800]+{val}"
   slices = {"train800": "train[:800]", "val200": val, "train800val200": both, "train1000": both}
   return DatasetRow(
-    tfds.catalogued, builder, splits, classes, test=test, image_bytes=image_bytes, slices=slices, **more
+    tfds.open_catalogued, builder, splits, classes, test=test, image_bytes=image_bytes, slices=slices, **more
   )
 
 

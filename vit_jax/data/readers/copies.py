@@ -64,7 +64,7 @@ def find_overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dic
   names, firsts = list(starts), np.array([*starts.values()])
   flat = np.concatenate([np.zeros(0, np.int64), *keys.values()])
 
-  def located(i: int) -> tuple[str, Any]:
+  def locate(i: int) -> tuple[str, Any]:
     split = int(np.searchsorted(firsts, i, "right")) - 1
     while not len(keys[names[split]]):  # splits without records start where the next one starts
       split -= 1
@@ -80,7 +80,7 @@ def find_overlaps(splits: sources.Splits, keys: Mapping[str, np.ndarray]) -> dic
   for role, records in used.items():
     records = records[(flat[records] != UNKNOWN) & ~np.isin(records, trained) & np.isin(flat[records], values)]
     ones = trained[first[np.searchsorted(values, flat[records])]]
-    found[role] = [Pair(located(i), located(j)) for i, j in zip(ones.tolist(), records.tolist(), strict=True)]
+    found[role] = [Pair(locate(i), locate(j)) for i, j in zip(ones.tolist(), records.tolist(), strict=True)]
   return found
 
 

@@ -88,16 +88,18 @@ def folder(
   notes = overlaps.find_file_overlaps(root, splits, files) if split == "train" else ()
   parts = _select_records(found, split)
 
-  def used() -> list[tuple[str, int]]:
+  def list_used_records() -> list[tuple[str, int]]:
     return [record for part, numbers in parts for record in files[part][numbers.start : numbers.stop]]
 
-  def names() -> list[str]:
-    return [file for file, _ in used()]
+  def list_used_files() -> list[str]:
+    return [file for file, _ in list_used_records()]
 
   def fingerprint() -> Fingerprint:
-    sizes, times = zip(*root.stamps(names()), strict=True)
+    sizes, times = zip(*root.read_stamps(list_used_files()), strict=True)
     digest = sources.digest
-    return sources.Fingerprint(digest(used()), digest(sorted(names())), digest(sizes), digest(times))
+    return sources.Fingerprint(
+      digest(list_used_records()), digest(sorted(list_used_files())), digest(sizes), digest(times)
+    )
 
   source = sources.assemble(
     name,
@@ -114,8 +116,8 @@ def folder(
   )
   source = dataclasses.replace(
     source,
-    files=lambda: root.list_local_paths(names()),
-    objects=lambda: root.versions(names()),
+    files=lambda: root.list_local_paths(list_used_files()),
+    objects=lambda: root.read_versions(list_used_files()),
     membership=membership.create_membership(
       splits,
       lambda: {part: [file for file, _ in records] for part, records in files.items()},
@@ -207,8 +209,8 @@ def _open_directory(path: str) -> locations.DiskFolder | locations.BucketFolder:
   with enter_key("path"):
     root = paths.expand_home(paths.parse_path(path, bare=True))
   known = "<split>/<class>/*.jpg or <class>/*.jpg"
-  if paths.in_bucket(root):
-    bucket = locations.call_storage(root, lambda: locations.BucketFolder.listed(root))
+  if paths.is_in_bucket(root):
+    bucket = locations.call_storage(root, lambda: locations.BucketFolder.read_listing(root))
     if not bucket.objects:
       raise AbsentError(f"{path!r} is empty. Copy images to {known}", "path")
     return bucket

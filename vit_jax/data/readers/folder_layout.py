@@ -21,18 +21,18 @@ def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
   Raises:
     ConfigError: if the expected directories contain no images, or if the layouts are mixed.
   """
-  holding = [folder for folder in top if tree.entries(folder).images]
+  holding = [folder for folder in top if tree.list_entries(folder).images]
   nested = [folder for folder in top if tree.folders(folder)]
   where, above = repr(str(tree.root.root)), tree.root.root.parent
   if not nested and not holding:
-    others = collections.Counter(extension(name) for folder in ("", *top) for name in tree.entries(folder).others)
+    others = collections.Counter(extension(name) for folder in ("", *top) for name in tree.list_entries(folder).others)
     advice = ""
-    if tree.entries().images:
+    if tree.list_entries().images:
       advice = f". The folder itself contains images. If it is a class, use {str(above)!r}"
     elif others:
       advice = f", but {', '.join(format_counts(others, 5))}. Convert photographs in other formats to .jpg"
     raise ConfigError(f"no images ({', '.join(EXTENSIONS)}) in {where}/<class> or /<split>/<class>{advice}", "path")
-  loose = tree.entries().images
+  loose = tree.list_entries().images
   if len(holding) == 1 and not nested and loose:
     own = pathlib.PurePath(str(tree.root.root)).name
     raise ConfigError(
@@ -95,7 +95,7 @@ def list_images(tree: FolderTree, folder: str) -> list[str]:
   Raises:
     ConfigError: if the directory contains no images. The message contains the likely reason.
   """
-  images, others, inner = tree.entries(folder)
+  images, others, inner = tree.list_entries(folder)
   if images:
     return images
   message = f"class folder {f'{tree.root.root}/{folder}'!r} contains no image ({', '.join(EXTENSIONS)})"

@@ -41,20 +41,20 @@ def load_or_scan(kind: str, files: listing.Files, scan: Callable[[int], Arrays],
   """
   folder = get_local_cache_directory("index")
 
-  def one(file: int) -> Arrays:
+  def load_file(file: int) -> Arrays:
     version = files.version(file)
     key = repr((VERSION, kind, about, version))
     kept = folder / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}.index"
     if (arrays := _read_cache(kept)) is None:
       arrays = scan(file)
-      if files.settled(file, SETTLED) and files.version(file) == version:
+      if files.is_settled(file, SETTLED) and files.version(file) == version:
         _write_cache(kept, arrays)
     return arrays
 
   size = sum(map(files.size, range(len(files.names))))
   if size > LARGE:
     logging.info("%s: indexing %d files of %s, %.0f GB, once", files.root, len(files.names), kind, size / 1e9)
-  return files.map_files(one)
+  return files.map_files(load_file)
 
 
 def _read_cache(kept: pathlib.Path) -> Arrays | None:

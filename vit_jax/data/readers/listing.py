@@ -50,7 +50,7 @@ class Files:
   @property
   def remote(self) -> bool:
     """True if the files are in a bucket."""
-    return paths.in_bucket(self.root)
+    return paths.is_in_bucket(self.root)
 
   def path(self, file: int) -> str:
     """Returns the complete path of a file."""
@@ -64,7 +64,7 @@ class Files:
     """Returns values that identify the content of a file. See `local_files.FileVersion` and `buckets.get_version`."""
     return (self.path(file), *self.versions[file]) if self.remote else local_files.read_version(self.path(file))
 
-  def settled(self, file: int, seconds: float) -> bool:
+  def is_settled(self, file: int, seconds: float) -> bool:
     """Returns whether the next change of a file is certain to change its version.
 
     On a disk, this requires that the last change is old enough.
@@ -98,16 +98,16 @@ class Files:
       raise OSError(f"{self.path(file)} ends before byte {stop:,}: the file has become shorter")
     return data
 
-  def stream(self, file: int, block: int) -> io.BufferedReader:
+  def open_stream(self, file: int, block: int) -> io.BufferedReader:
     """Returns a buffered stream of a file for sequential reads.
 
     Args:
       file: number of the file.
       block: bytes per read on a disk. A request to a bucket reads `STREAMED` bytes.
     """
-    return io.BufferedReader(self.opened(file), STREAMED if self.remote else block)
+    return io.BufferedReader(self.open_unbuffered(file), STREAMED if self.remote else block)
 
-  def opened(self, file: int) -> io.RawIOBase:
+  def open_unbuffered(self, file: int) -> io.RawIOBase:
     """Returns an unbuffered stream of a file. Each read of the stream is a read of the file or a request."""
     return _Stream(self, file)
 
@@ -115,7 +115,7 @@ class Files:
     """Returns the split of a file according to its name. See `parse_split`."""
     return parse_split(self.names[file])
 
-  def chosen(self, numbers: Sequence[int]) -> "Files":
+  def select(self, numbers: Sequence[int]) -> "Files":
     """Returns a selection of the files.
 
     Args:
@@ -141,14 +141,14 @@ class Files:
     lock = threading.Lock()
 
     @functools.lru_cache(maxsize=OPEN)
-    def opened(file: int) -> io.FileIO:
+    def open_cached(file: int) -> io.FileIO:
       return open(self.path(file), "rb", buffering=0)
 
-    def locked(file: int) -> io.FileIO:
+    def open_locked(file: int) -> io.FileIO:
       with lock:
-        return opened(file)
+        return open_cached(file)
 
-    return locked
+    return open_locked
 
 
 class _Stream(io.RawIOBase):
@@ -199,14 +199,14 @@ def list_files(path: str, suffixes: Sequence[str], what: str) -> Files:
   root = paths.parse_path(above, bare=True)
   tree = locations.call_storage(root, lambda: _open_tree(root))
   if pattern:
-    found = patterns.find_matches(pattern, tree.entries)
+    found = patterns.find_matches(pattern, tree.list_entries)
     names = [name for name, is_folder in found.items() if not is_folder]
     names += [file for name, is_folder in found.items() if is_folder for file in _find_files(tree, name, suffixes)]
   elif tree.is_file():
     root, names, tree = root.parent, [root.name], tree.open_parent()
   else:
     names = _find_files(tree, "", suffixes)
-  about = {name: stamp for name, stamp in zip(names, tree.stamps(names), strict=True) if stamp[0] is not None}
+  about = {name: stamp for name, stamp in zip(names, tree.read_stamps(names), strict=True) if stamp[0] is not None}
   if not about:
     advice = f" The path is a pattern. {patterns.ESCAPES}" if pattern else ""
     raise AbsentError(
@@ -215,7 +215,7 @@ def list_files(path: str, suffixes: Sequence[str], what: str) -> Files:
   names = sorted(about)
   if empty := [name for name in names if not about[name][0]]:
     raise ConfigError(f"{root}/{empty[0]} is empty. Remove it or restore it", "path")
-  return Files(root, tuple(names), tuple(about[name] for name in names), tree.versions(names), bool(pattern))
+  return Files(root, tuple(names), tuple(about[name] for name in names), tree.read_versions(names), bool(pattern))
 
 
 def select_files(root: pathlib.Path, names: Sequence[str]) -> Files:
@@ -229,10 +229,10 @@ def select_files(root: pathlib.Path, names: Sequence[str]) -> Files:
     FileNotFoundError: if one of the files does not exist.
   """
   tree = locations.call_storage(root, lambda: _open_tree(root))
-  stamps = tree.stamps(names)
+  stamps = tree.read_stamps(names)
   if absent := [name for name, stamp in zip(names, stamps, strict=True) if stamp[0] is None]:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{root}/{absent[0]}")
-  return Files(root, tuple(names), tuple(stamps), tree.versions(names))
+  return Files(root, tuple(names), tuple(stamps), tree.read_versions(names))
 
 
 def parse_split(name: str) -> str:
@@ -267,12 +267,12 @@ def group_by_split(files: Files) -> dict[str, Files]:
         "them",
         "path",
       )
-  return {split: files.chosen(numbers) for split, numbers in by_name.items()}
+  return {split: files.select(numbers) for split, numbers in by_name.items()}
 
 
 def _exists(path: str) -> bool:
   """Returns whether there is a file or directory with exactly this name."""
-  if not paths.in_bucket(paths.parse_path(path, bare=True)):
+  if not paths.is_in_bucket(paths.parse_path(path, bare=True)):
     return os.path.lexists(path)
 
   def ask() -> bool:
@@ -284,8 +284,8 @@ def _exists(path: str) -> bool:
 
 def _open_tree(root: pathlib.Path) -> locations.Folder:
   """Returns the disk or bucket at a path. Raises AbsentError if the path does not exist."""
-  if paths.in_bucket(root):
-    return locations.BucketFolder.listed(root)
+  if paths.is_in_bucket(root):
+    return locations.BucketFolder.read_listing(root)
   if not root.is_dir() and not root.is_file():
     raise AbsentError(f"{show(str(root))} does not exist. Restore it, or name an existing path", "path")
   return locations.DiskFolder(root)
@@ -299,7 +299,9 @@ def _find_files(tree: locations.Folder, folder: str, suffixes: Sequence[str]) ->
   else:
     names, folders = [], [start]
     for _ in range(DEPTH):
-      below = [(above, *entry) for above in folders for entry in tree.entries(above) if not entry[0].startswith(".")]
+      below = [
+        (above, *entry) for above in folders for entry in tree.list_entries(above) if not entry[0].startswith(".")
+      ]
       names += [f"{above}{name}" for above, name, is_folder in below if not is_folder]
       folders = [f"{above}{name}/" for above, name, is_folder in below if is_folder]
   return [name for name in names if name.lower().endswith(tuple(suffixes))]

@@ -26,7 +26,7 @@ def call_storage(root: os.PathLike[str], ask: Callable[[], Answer]) -> Answer:
   Raises:
     UnreachableError: if the bucket does not exist, does not answer or refuses access.
   """
-  if not paths.in_bucket(root):
+  if not paths.is_in_bucket(root):
     return ask()
   try:
     paths.prepare_buckets()  # also required in workers, which may not have used a bucket before
@@ -45,7 +45,7 @@ def read_stamps(files: Sequence[pathlib.Path]) -> list[tuple[int, int]]:
   """
 
   def ask(file: Any) -> Any:
-    if not paths.in_bucket(file):
+    if not paths.is_in_bucket(file):
       return local_files.read_stamp(file)
     status = file.stat()
     return status.length, status.mtime
@@ -71,7 +71,7 @@ class DiskFolder(NamedTuple):
     """Returns the parent directory of the root."""
     return DiskFolder(self.root.parent)
 
-  def entries(self, folder: str) -> list[tuple[str, bool]]:
+  def list_entries(self, folder: str) -> list[tuple[str, bool]]:
     """Returns (name, whether it is a directory) of each entry of a directory."""
     with os.scandir(self.root / folder) as entries:
       return [(entry.name, _is_folder(entry)) for entry in entries]
@@ -81,7 +81,7 @@ class DiskFolder(NamedTuple):
     path = self.root / folder
     return path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
 
-  def stamps(self, files: Sequence[str]) -> list[tuple[int | None, int | None]]:
+  def read_stamps(self, files: Sequence[str]) -> list[tuple[int | None, int | None]]:
     """Returns (bytes, modification time) of files."""
     return local_files.read_stamps(self.list_local_paths(files))
 
@@ -89,7 +89,7 @@ class DiskFolder(NamedTuple):
     """Returns the complete paths of files that are on a disk."""
     return [f"{self.root}/{file}" for file in files]
 
-  def versions(self, files: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
+  def read_versions(self, files: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
     """Returns (). The version of a local file is determined when the file is used, see `local_files.read_version`."""
     return ()
 
@@ -114,7 +114,7 @@ class BucketFolder(NamedTuple):
   described: dict[str, tuple[str, ...]]
 
   @classmethod
-  def listed(cls, root: pathlib.Path) -> "BucketFolder":
+  def read_listing(cls, root: pathlib.Path) -> "BucketFolder":
     """Returns a listing of the current content. Raises OSError."""
     from vit_jax.storage import buckets
 
@@ -137,7 +137,7 @@ class BucketFolder(NamedTuple):
     name = self.root.name
     return BucketFolder(self.root.parent, {name: self.objects[""]}, {"": {name: False}}, {name: self.described[""]})
 
-  def entries(self, folder: str) -> list[tuple[str, bool]]:
+  def list_entries(self, folder: str) -> list[tuple[str, bool]]:
     """Returns (name, whether it is a directory) of each entry of a directory."""
     return list(self.folders.get(folder, {}).items())
 
@@ -145,7 +145,7 @@ class BucketFolder(NamedTuple):
     """Returns False, because buckets have no links."""
     return False
 
-  def stamps(self, files: Sequence[str]) -> list[tuple[int | None, str | None]]:
+  def read_stamps(self, files: Sequence[str]) -> list[tuple[int | None, str | None]]:
     """Returns (bytes, modification time) of files, or (None, None) for an object that does not exist."""
     return [self.objects.get(file, (None, None)) for file in files]
 
@@ -153,7 +153,7 @@ class BucketFolder(NamedTuple):
     """Returns [], because a bucket has no local files."""
     return []
 
-  def versions(self, files: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
+  def read_versions(self, files: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
     """Returns the version of each file, see `buckets.get_version`."""
     return tuple(self.described[file] for file in files)
 
@@ -208,13 +208,13 @@ def read_versions(files: Sequence[str]) -> list[tuple[str, ...]]:
   for file in dict.fromkeys(files):
     folders.setdefault(file.rpartition("/")[0], []).append(file)
 
-  def of_object(file: str) -> Any:
+  def read_version(file: str) -> Any:
     try:
       return file, buckets.get_version(system.info(file))
     except FileNotFoundError:  # errors are reported when the image is read
       return file, ()
 
-  def listed(folder: str) -> Any:
+  def list_versions(folder: str) -> Any:
     try:
       entries = system.ls(folder, detail=True)
     except FileNotFoundError:
@@ -223,8 +223,8 @@ def read_versions(files: Sequence[str]) -> list[tuple[str, ...]]:
 
   with futures.ThreadPoolExecutor(ASKED) as pool:
     large = [folder for folder, some in folders.items() if len(some) > ASKED]
-    known = {file: version for each in pool.map(listed, large) for file, version in each.items()}
-    known |= pool.map(of_object, [file for file in dict.fromkeys(files) if file not in known])
+    known = {file: version for each in pool.map(list_versions, large) for file, version in each.items()}
+    known |= pool.map(read_version, [file for file in dict.fromkeys(files) if file not in known])
   return [known[file] for file in files]
 
 

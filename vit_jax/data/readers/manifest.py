@@ -170,7 +170,7 @@ def _group_by_split(files: Files, arrays: Sequence[Arrays]) -> dict[str, tuple[F
     for code, split in enumerate(_list_split_names(each)):
       numbers.setdefault(split, []).append((file, code))
   return {
-    split: (files.chosen([file for file, _ in some]), [_select_arrays(arrays[file], code) for file, code in some])
+    split: (files.select([file for file, _ in some]), [_select_arrays(arrays[file], code) for file, code in some])
     for split, some in numbers.items()
   }
 
@@ -204,27 +204,25 @@ def _check_labels(classes: Sequence[str], records: IndexedRecords, split: str) -
   if not len(pairs):
     return ""
 
-  def label(record: int) -> list[int]:
+  def list_labels(record: int) -> list[int]:
     labels = records.label(record)
     return sorted(set(labels)) if isinstance(labels, tuple) else [labels]
 
-  def words(record: int) -> str:
-    return (
-      f"{_locate_line(*records.locate(record))} ({', '.join(show(classes[each]) for each in label(record)) or 'none'})"
-    )
+  def describe(record: int) -> str:
+    names = ", ".join(show(classes[each]) for each in list_labels(record))
+    return f"{_locate_line(*records.locate(record))} ({names or 'none'})"
 
-  def current_key(record: int) -> Any:  # links to directories may have changed since the scan
+  def read_key(record: int) -> Any:  # links to directories may have changed since the scan
     files, file, _, _ = records.locate(record)
     return _LineKey(files.path(file))(_parse_line(records.extents.read(record, record + 1)[0]))
 
-  odd = [(one, other) for one, other in pairs.tolist() if label(one) != label(other)]
-  first = next((pair for pair in odd if current_key(pair[0]) == current_key(pair[1])), None)
+  odd = [(one, other) for one, other in pairs.tolist() if list_labels(one) != list_labels(other)]
+  first = next((pair for pair in odd if read_key(pair[0]) == read_key(pair[1])), None)
   if first:
     more = f". There are {format_amount(len(odd), 'such line')} in {split!r}" * (len(odd) > 1)
     raise ConfigError(
-      f"{words(first[0])} and {words(first[1])} give the same image two labels{more}. Remove the wrong line. For an "
-      f"image "
-      "of several classes, write one line with a list of them",
+      f"{describe(first[0])} and {describe(first[1])} give the same image two labels{more}. Remove the wrong line. "
+      "For an image of several classes, write one line with a list of them",
       "path",
     )
   one, other = (_locate_line(*records.locate(each)) for each in pairs[0].tolist())
@@ -235,7 +233,7 @@ def _check_labels(classes: Sequence[str], records: IndexedRecords, split: str) -
 def _find_overlaps(splits: sources.Splits, known: Mapping[str, tuple[listing.Files, Sequence[Arrays]]]) -> list[str]:
   """Returns notes on images that are both in the training data and in other data of the config."""
 
-  def words(record: tuple[str, int]) -> str:
+  def describe(record: tuple[str, int]) -> str:
     split, number = record
     files, arrays = known[split]
     file, i = index.locate(index.compute_firsts(len(each["starts"]) for each in arrays), number)
@@ -243,7 +241,7 @@ def _find_overlaps(splits: sources.Splits, known: Mapping[str, tuple[listing.Fil
 
   found = copies.find_overlaps(splits, {split: _read_keys(arrays) for split, (_, arrays) in known.items()})
   return [
-    copies.describe_overlap(role, len(pairs), f"{words(pairs[0].one)} and {words(pairs[0].other)}")
+    copies.describe_overlap(role, len(pairs), f"{describe(pairs[0].one)} and {describe(pairs[0].other)}")
     for role, pairs in found.items()
     if pairs
   ]
@@ -261,7 +259,7 @@ def _scan(files: Files, file: int) -> dict[str, Any]:
   starts, sizes, keys, labels = array.array("q"), array.array("q"), array.array("q"), LabelCollector()
   default = files.split(file) if len(files.names) > 1 else "train"
   at, splits, codes, kinds, key = 0, {}, array.array("H"), set(), _LineKey(files.path(file))
-  with files.stream(file, BLOCK) as stream:
+  with files.open_stream(file, BLOCK) as stream:
     for number in itertools.count(1):
       line = stream.readline(JSON_BYTES + 2)
       if not line:

@@ -40,7 +40,7 @@ def find_file_overlaps(
   keys, of_class = ({part: np.full(len(each), copies.UNKNOWN, np.int64) for part, each in bases.items()} for _ in "ab")
   for part, names in bases.items():
     some = [i for i, name in enumerate(names) if times[name] > 1]
-    for i, (size, _) in zip(some, root.stamps([files[part][i][0] for i in some]), strict=True):
+    for i, (size, _) in zip(some, root.read_stamps([files[part][i][0] for i in some]), strict=True):
       if size is not None:
         keys[part][i] = copies.compute_key(f"{size} {names[i]}")
         of_class[part][i] = copies.compute_key(f"{size} {names[i]} {files[part][i][1]}")

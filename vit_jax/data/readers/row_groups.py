@@ -122,7 +122,7 @@ def open_parquet(files: listing.Files, file: int, footer: object = None) -> Any:
   import pyarrow
   from pyarrow import parquet as format_
 
-  source = pyarrow.PythonFile(files.opened(file), mode="r") if files.remote else files.path(file)
+  source = pyarrow.PythonFile(files.open_unbuffered(file), mode="r") if files.remote else files.path(file)
   return format_.ParquetFile(source, metadata=footer, pre_buffer=files.remote)
 
 

@@ -79,12 +79,12 @@ def segmentation(
     part, number = sources.locate_record(parts, i)
     return found[part][number]
 
-  def used() -> list[str]:
+  def list_used_files() -> list[str]:
     return [file for part, numbers in parts for both in found[part][numbers.start : numbers.stop] for file in both]
 
   def fingerprint() -> Fingerprint:
-    names = used()
-    sizes, times = zip(*root.stamps(names), strict=True)
+    names = list_used_files()
+    sizes, times = zip(*root.read_stamps(names), strict=True)
     return sources.Fingerprint(*map(sources.digest, (names, sorted(names), sizes, times)))
 
   def key(image: str) -> Any:
@@ -107,8 +107,8 @@ def segmentation(
     dataclasses.replace(
       source,
       masks=of_pixels,
-      files=lambda: root.list_local_paths(used()),
-      objects=lambda: root.versions(used()),
+      files=lambda: root.list_local_paths(list_used_files()),
+      objects=lambda: root.read_versions(list_used_files()),
       membership=membership.create_membership(
         splits, lambda: {part: [image for image, _ in pairs] for part, pairs in found.items()}, key
       ),
@@ -136,8 +136,8 @@ def _assign_values(names: tuple[str, ...], first: int, ignored: Sequence[int]) -
 def _open_directory(path: str) -> locations.DiskFolder | locations.BucketFolder:
   """Opens the directory `path`."""
   root = paths.expand_home(paths.parse_path(path, bare=True))
-  if paths.in_bucket(root):
-    return locations.call_storage(root, lambda: locations.BucketFolder.listed(root))
+  if paths.is_in_bucket(root):
+    return locations.call_storage(root, lambda: locations.BucketFolder.read_listing(root))
   if not path or not root.is_dir():
     raise AbsentError(f"no folder {path!r}. Name one with images/x.jpg and masks/x.png")
   return locations.DiskFolder(root)
@@ -176,7 +176,7 @@ def _list_by_stem(tree: FolderTree, above: str, split: str) -> dict[str, str]:
   """Returns {name without suffix: file} of the images of a split, or {} if the split has no directory."""
   if split and split not in tree.folders(above):
     return {}
-  files, result = tree.entries(os.path.join(above, split)).images, {}
+  files, result = tree.list_entries(os.path.join(above, split)).images, {}
   for name in files:
     other = result.setdefault(os.path.splitext(name)[0], os.path.join(above, split, name))
     if os.path.basename(other) != name:

@@ -81,11 +81,11 @@ def tars(
   shards = listing.group_by_split(files)
 
   @functools.cache
-  def scanned(part: str) -> list[Arrays]:
+  def scan_shards(part: str) -> list[Arrays]:
     return index.load_or_scan("tars", shards[part], functools.partial(_scan, shards[part], label), (label, IMAGES))
 
   known = {
-    part: (shards[part], scanned(part)) for part in indexed.find_needed_splits(shards, splits, split, named is None)
+    part: (shards[part], scan_shards(part)) for part in indexed.find_needed_splits(shards, splits, split, named is None)
   }
   names, records = indexed.resolve_labels(known, named, labels, _locate_member, order=class_order)
   parts = splits.select(split, indexed.count_records(records, shards))
@@ -96,7 +96,7 @@ def tars(
     identify=_identify,
   )
   return sources.add_notes(
-    source, *(overlaps.find_member_overlaps(splits, shards, scanned, _locate_member) if split == "train" else ())
+    source, *(overlaps.find_member_overlaps(splits, shards, scan_shards, _locate_member) if split == "train" else ())
   )
 
 
@@ -151,7 +151,7 @@ def _scan(files: Files, label: str | None, file: int) -> Arrays:
   path = files.path(file)
   members, starts, lengths = bytearray(), array.array("q"), array.array("q")
   ends, keys, labels, seen, longer = array.array("q"), array.array("q"), LabelCollector(), {}, {}
-  for sample in _read_samples(path, files.stream(file, BLOCK), longer):
+  for sample in _read_samples(path, files.open_stream(file, BLOCK), longer):
     if sample.key in seen:
       before = _slice_name(members, ends, seen[sample.key])
       raise ConfigError(

@@ -29,7 +29,7 @@ def find_data_dir(path: str | None) -> pathlib.Path:
     )
 
 
-def catalogued(
+def open_catalogued(
   name: str,
   row: sources.DatasetRow,
   split: str,
@@ -61,7 +61,7 @@ def catalogued(
   return dataclasses.replace(source, is_published=lambda i: True)
 
 
-def own_copy(
+def open_own_copy(
   name: str,
   row: sources.DatasetRow,
   split: str,
@@ -178,7 +178,7 @@ def open_prepared(
   info = prepared.info
   sizes = {part: info.splits[part].num_examples for part in info.splits}
   records = create_parser(row, info.features)
-  parts, remote = splits.select(split, sizes), paths.in_bucket(folder)
+  parts, remote = splits.select(split, sizes), paths.is_in_bucket(folder)
   with _convert_errors(folder, advice):
     stored = {part: _open_records(prepared, folder, part) for part, _ in parts}
 
@@ -194,7 +194,7 @@ def open_prepared(
     except OSError as error:
       raise OSError(f"{folder} is {error}") from error
 
-  def stored_in(i: int, understand: Callable[[bytes], object] | None) -> Any:
+  def read_stored(i: int, understand: Callable[[bytes], object] | None) -> Any:
     part, number = sources.locate_record(parts, i)
     return parse(fetch(part, number), understand)
 
@@ -216,9 +216,9 @@ def open_prepared(
   if row.segments:
     values = row.segments.values
     masks = sources.Masks(
-      tuple(values), lambda i: stored_in(i, records.mask), tuple(values.values()), row.segments.ignored
+      tuple(values), lambda i: read_stored(i, records.mask), tuple(values.values()), row.segments.ignored
     )
-  named = (lambda i: stored_in(i, records.name)) if records.name else None
+  named = (lambda i: read_stored(i, records.name)) if records.name else None
   files = tuple if remote else lambda: sorted(map(str, folder.iterdir()))
   return dataclasses.replace(source, read_name=named, masks=masks, files=files)
 
@@ -286,7 +286,7 @@ def _open_records(prepared: Any, folder: pathlib.Path, part: str) -> Any:
   split = prepared.info.splits[part]
   if prepared.info.file_format is tfds.core.FileFormat.TFRECORD:
     return tfrecords.open_records(folder, [str(file) for file in split.filepaths], split.shard_lengths)
-  if paths.in_bucket(folder):
+  if paths.is_in_bucket(folder):
     return shards.Shards([str(file) for file in split.filepaths], split.shard_lengths)
   return _LocalRecords(prepared.as_data_source(split=part, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES))
 

@@ -51,7 +51,7 @@ def open_records(folder: pathlib.Path, files: Sequence[str], lengths: Sequence[i
 def _scan(files: Files, file: int) -> Arrays:
   """Returns the positions of the records of a file."""
   starts, sizes, at = array.array("q"), array.array("q"), 0
-  with files.stream(file, BLOCK) as stream:
+  with files.open_stream(file, BLOCK) as stream:
     while at < files.size(file):
       stream.seek(at)
       head = stream.read(HEAD)

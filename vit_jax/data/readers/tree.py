@@ -39,14 +39,14 @@ class FolderTree:
   root: locations.DiskFolder | locations.BucketFolder
   listed: dict[str, FolderEntries] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
-  def entries(self, folder: str = "") -> FolderEntries:
+  def list_entries(self, folder: str = "") -> FolderEntries:
     """Returns the entries of a directory.
 
     Args:
       folder: path relative to the root.
     """
     if folder not in self.listed:
-      names = sorted(entry for entry in self.root.entries(folder) if not entry[0].startswith("."))
+      names = sorted(entry for entry in self.root.list_entries(folder) if not entry[0].startswith("."))
       # Every file with the extension of an image is an image. A broken link or an unreadable file raises an
       # error when it is read.
       self.listed[folder] = FolderEntries(
@@ -65,7 +65,7 @@ class FolderTree:
     Raises:
       ConfigError: if one of them is a link to a directory that contains it.
     """
-    names = self.entries(folder).folders
+    names = self.list_entries(folder).folders
     for name in names:
       inner = os.path.join(folder, name)
       if self.root.contains_itself(inner):
@@ -82,7 +82,7 @@ class FolderTree:
       folder: path relative to the root.
       deep: number of levels of subdirectories to search.
     """
-    entries = self.entries(folder)
+    entries = self.list_entries(folder)
     if entries.images:
       return f"{folder}/{entries.images[0]}"
     inner = [f"{folder}/{name}" for name in entries.folders] if deep else []
@@ -98,12 +98,12 @@ class FolderTree:
     """
     used, ignored, inner = collections.Counter(), collections.Counter(), []
     for folder in classes:
-      entries = self.entries(folder)
+      entries = self.list_entries(folder)
       used.update(map(extension, entries.images))
       ignored.update(map(extension, entries.others))
       inner += [f"{folder}/{name}" for name in entries.folders]
-    loose = [name for folder in above for name in self.entries(folder).images]
-    ignored.update(extension(name) for folder in above for name in self.entries(folder).others)
+    loose = [name for folder in above for name in self.list_entries(folder).images]
+    ignored.update(extension(name) for folder in above for name in self.list_entries(folder).others)
     words = format_counts(ignored, SHOWN)
     if loose:
       words.append(f"{format_amount(len(loose), 'image')} outside of classes, as {loose[0]!r}")

@@ -61,7 +61,7 @@ def read(path: pathlib.Path) -> tuple[Tensors, Hints]:
     if (shard := _SHARD.fullmatch(path.name)) and (index := path.with_name(f"{shard[1]}{_INDEX}")).is_file():
       path = index
     there = path.is_file()
-  if not there and paths.in_bucket(path):
+  if not there and paths.is_in_bucket(path):
     raise ConfigError(f"no object {str(path)!r} in the bucket")
   if not there:
     raise ConfigError(_describe_missing(original))

@@ -214,13 +214,13 @@ def _choose_shortest(plain: Choice, row: Sizes, patch: int, hints: Hints, others
   model = Description(plain, 1, 0)
   settings = model.settings()
 
-  def by(name: str, sizes: Sizes) -> Choice:
+  def make_choice(name: str, sizes: Sizes) -> Choice:
     changes = {key: value for key, value in model.differences(name).items() if key not in _SIZE}
     if name in modern.NAMES and settings["layer_scale"] and modern.NAMES[name].defaults.get("layer_scale"):
       changes.pop("layer_scale", None)  # tensors do not determine the initial value
     return Choice(name, changes | {key: b for key, a, b in zip(_SIZE, sizes, row, strict=True) if a != b})
 
-  def length(choice: Choice) -> tuple[bool, int, bool, bool, bool]:
+  def rank_choice(choice: Choice) -> tuple[bool, int, bool, bool, bool]:
     other = modern.NAMES[choice.name]
     stated = known is not None and choice.name == known[0]
     return (
@@ -234,9 +234,9 @@ def _choose_shortest(plain: Choice, row: Sizes, patch: int, hints: Hints, others
   known = find_stated_model(hints) if others else None
   names = [known[0]] if known and known[1].row[1] == patch else []
   names += [name for name, other in modern.NAMES.items() if other.row == (row, patch) and "siglip" not in name]
-  own = by(plain.name, models.find(plain.name).row[0])
-  best = min((by(name, modern.NAMES[name].row[0]) for name in names if others), key=length, default=own)
-  chosen = best if best is own or not length(best)[0] or len(best.args) < len(own.args) else own
+  own = make_choice(plain.name, models.find(plain.name).row[0])
+  best = min((make_choice(name, modern.NAMES[name].row[0]) for name in names if others), key=rank_choice, default=own)
+  chosen = best if best is own or not rank_choice(best)[0] or len(best.args) < len(own.args) else own
   return Choice(chosen.name, schema.nest_choices(chosen.args))
 
 

@@ -160,16 +160,16 @@ def _fold_registers(tensors: Tensors, patch: int, hints: Hints) -> Tensors:
   if not has_token_rows(table, first + count, patch, hints, usually=False):
     return tensors
 
-  def folded() -> np.ndarray:
+  def fold_registers() -> np.ndarray:
     return np.asarray(registers) + np.asarray(table)[:, first : first + count]
 
-  def rest() -> np.ndarray:
+  def drop_register_rows() -> np.ndarray:
     return np.delete(np.asarray(table), slice(first, first + count), axis=1)
 
   return {
     **tensors,
-    "reg_token": Tensor(registers.shape, registers.dtype, folded),
-    "pos_embed": Tensor((1, table.shape[1] - count, width), table.dtype, rest),
+    "reg_token": Tensor(registers.shape, registers.dtype, fold_registers),
+    "pos_embed": Tensor((1, table.shape[1] - count, width), table.dtype, drop_register_rows),
   }
 
 

@@ -1,6 +1,6 @@
 """Published BiT models: sizes under the names of the paper."""
 
-from vit_jax.models.published.model import published
+from vit_jax.models.published.model import make_published
 
 SIZES = {  # factor of all widths, number of units of each stage
   "R26x1": (1, (2, 2, 2, 2)),
@@ -12,4 +12,4 @@ SIZES = {  # factor of all widths, number of units of each stage
   "R152x4": (4, (3, 8, 36, 3)),
 }
 
-NAMES = {name: published("bit:bit", row) for name, row in SIZES.items()}
+NAMES = {name: make_published("bit:bit", row) for name, row in SIZES.items()}

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from vit_jax.models.published.model import published
+from vit_jax.models.published.model import make_published
 
 SIZES = {  # width, depth, heads, hidden
   2: (128, 2, 2, 128),
@@ -61,6 +61,8 @@ VARIANTS = {  # name -> variant, position
 }
 
 NAMES = {
-  name: published("compact:compact", variant, position=table, image_size=variant.image_size, classes=variant.classes)
+  name: make_published(
+    "compact:compact", variant, position=table, image_size=variant.image_size, classes=variant.classes
+  )
   for name, (variant, table) in VARIANTS.items()
 }

@@ -3,7 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from vit_jax.models.published.model import published
+from vit_jax.models.published.model import make_published
 
 
 class Size(NamedTuple):
@@ -91,7 +91,7 @@ _SOURCES: dict[str, dict[str, Any]] = {
   "tf_": {"padding": "same", "eps": 1e-3, "momentum": 0.01},
 }
 NAMES = {
-  f"{prefix}efficientnet_{name}": published(
+  f"{prefix}efficientnet_{name}": make_published(
     "efficientnet:efficientnet",
     image_size=size.image_size,
     width_factor=size.width,

@@ -1,6 +1,6 @@
 """Published MLP-Mixers: sizes, and the names of Google and timm."""
 
-from vit_jax.models.published.model import published
+from vit_jax.models.published.model import make_published
 
 SIZES = {  # width, depth, hidden of the token MLP, hidden of the channel MLP: one row is one model
   "S": (512, 8, 256, 2048),
@@ -16,5 +16,5 @@ VARIANTS = {  # name -> size, patch, gelu
 }
 
 NAMES = {
-  name: published("mixer:mixer", SIZES[size], patch, gelu=gelu) for name, (size, patch, gelu) in VARIANTS.items()
+  name: make_published("mixer:mixer", SIZES[size], patch, gelu=gelu) for name, (size, patch, gelu) in VARIANTS.items()
 }

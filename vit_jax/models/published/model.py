@@ -85,7 +85,9 @@ class Registered(Published):
     return self.parameters
 
 
-def published(function: str, *row: object, image_size: int = 224, classes: int = 1000, **defaults: object) -> Published:
+def make_published(
+  function: str, *row: object, image_size: int = 224, classes: int = 1000, **defaults: object
+) -> Published:
   """Returns the published model for a function and its arguments.
 
   Args:

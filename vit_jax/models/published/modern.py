@@ -7,7 +7,7 @@ ViT-5.
 import itertools
 from typing import Any
 
-from vit_jax.models.published.model import Published, published
+from vit_jax.models.published.model import Published, make_published
 from vit_jax.models.published.vit import SIZES
 from vit_jax.schema import Choice
 
@@ -31,7 +31,7 @@ def _vit(
   row: tuple[int, int, int, int], patch: int, image_size: int, classes: int = 1000, **defaults: object
 ) -> Published:
   defaults = {"gelu": "erf", "resampling": "bicubic_antialiased"} | defaults
-  return published("vit:vit", row, patch, image_size=image_size, classes=classes, **defaults)
+  return make_published("vit:vit", row, patch, image_size=image_size, classes=classes, **defaults)
 
 
 _DEIT3 = {

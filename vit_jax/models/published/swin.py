@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from vit_jax.models.published.model import published
+from vit_jax.models.published.model import make_published
 
 PATCH = 4
 
@@ -40,6 +40,6 @@ VARIANTS = {  # name -> size, window, image size
 }
 
 NAMES = {
-  name: published("swin:swin", SIZES[size], window, image_size=image_size)
+  name: make_published("swin:swin", SIZES[size], window, image_size=image_size)
   for name, (size, window, image_size) in VARIANTS.items()
 }

@@ -3,7 +3,7 @@
 import re
 
 from vit_jax import schema
-from vit_jax.models.published.model import Published, published
+from vit_jax.models.published.model import Published, make_published
 
 SIZES = {  # width, depth, heads, hidden: one row is one model
   "mu": (32, 1, 2, 128),
@@ -42,10 +42,13 @@ _TIMM = {  # timm's size -> size, patches and image sizes in timm's names
 }
 
 NAMES = {
-  **{f"ViT-{size}/{patch}": published("vit:vit", row, patch) for size, row in SIZES.items() for patch in PATCHES},
-  **{name: published("vit:vit", SIZES[size], patch, stages=stages) for name, (size, patch, stages) in HYBRIDS.items()},
+  **{f"ViT-{size}/{patch}": make_published("vit:vit", row, patch) for size, row in SIZES.items() for patch in PATCHES},
   **{
-    f"vit_{word}_patch{patch}_{side}": published(
+    name: make_published("vit:vit", SIZES[size], patch, stages=stages)
+    for name, (size, patch, stages) in HYBRIDS.items()
+  },
+  **{
+    f"vit_{word}_patch{patch}_{side}": make_published(
       "vit:vit", SIZES[size], patch, gelu="erf", resampling="bicubic_antialiased", image_size=side
     )
     for word, (size, patches, sides_) in _TIMM.items()
@@ -54,7 +57,7 @@ NAMES = {
     if side % patch == 0
   },
   **{
-    f"deit_{word}{distilled and '_distilled'}_patch16_{side}": published(
+    f"deit_{word}{distilled and '_distilled'}_patch16_{side}": make_published(
       "vit:vit",
       SIZES[size],
       16,
@@ -68,7 +71,7 @@ NAMES = {
     for side in ((224, 384) if word == "base" else (224,))
   },
   **{
-    f"google/vit-{word}-patch{patch}-{side}": published(
+    f"google/vit-{word}-patch{patch}-{side}": make_published(
       "vit:vit", SIZES[size], patch, gelu="erf", norm=_HUGGING_FACE, resampling="bicubic", image_size=side
     )
     for word, size, patch, side in (
@@ -81,7 +84,7 @@ NAMES = {
     )
   },
   **{
-    f"google/vit-{word}-patch{patch}-224-in21k": published(
+    f"google/vit-{word}-patch{patch}-224-in21k": make_published(
       "vit:vit",
       SIZES[size],
       patch,
@@ -121,4 +124,4 @@ def find_any_patch(name: str) -> Published | None:
     raise schema.ConfigError(f"{name!r} has unknown size {size!r}.{schema.suggest_nearest(size, SIZES)}", "name")
   if not re.fullmatch("[1-9][0-9]{0,5}", patch):
     raise schema.ConfigError(f"{name!r} has patch {patch!r}. Allowed: a positive integer, as in ViT-S/16", "name")
-  return published("vit:vit", SIZES[size], int(patch))
+  return make_published("vit:vit", SIZES[size], int(patch))
