@@ -1,5 +1,6 @@
 """Tests of worker processes: their stream matches threads, errors name the failed process, and all processes end."""
 
+import dataclasses
 import functools
 import logging
 import os
@@ -9,11 +10,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
-from tests import runs
+from tests import hostile_images, runs, streams
 from tests.streams import PLAIN, file, opened, same, take
-from vit_jax.data import catalog, loader, stream
+from vit_jax.data import catalog, decoding, loader, stream
 from vit_jax.data.images import ImageError
 from vit_jax.data.workers import WorkerError
 from vit_jax.schema import Choice, ConfigError
@@ -52,6 +54,37 @@ def test_workers_build_the_stream_of_the_threads(workers, threads, rows):
   found = take(made, 6)
   same(found, take(batches(50, 0, rows=rows, start=3), 6))
   assert all(process.returncode is not None for process in made._pool._processes)
+
+
+def open_photographs(damaged):
+  """Returns examples of a million records, which are too many to keep their images in memory."""
+  data = hostile_images.jpeg()
+  if damaged:
+    data = hostile_images.cut(data, 0.9, hostile_images.EOI)
+  photographs = dataclasses.replace(streams.source(1), length=10**6, read=lambda i: (data, i % 3))
+  crop = Choice("inception", {"area": (0.05, 0.1)})
+  return stream.train_examples(photographs, 0, image_size=4, crop=crop)
+
+
+def make_photographs(damaged):
+  opener = functools.partial(open_photographs, damaged)
+  made = loader.processes(opener, 100, workers=2)
+  return loader.batches(opener(), 40, range(40), 0, made, threads=2, on_error="skip", max_bad=1)
+
+
+def test_workers_share_which_images_were_decoded_completely():
+  made = make_photographs(damaged=False)
+  take(made, 2)
+  marked = np.flatnonzero(np.unpackbits(made._chunks.images.decoded, bitorder="little"))
+  assert {open_photographs(False).record(position) for position in range(80)} <= set(marked.tolist())
+
+
+@pytest.mark.skipif(not decoding.nvimgcodec, reason="boxes are decoded with nvImageCodec, which is not installed")
+def test_workers_decode_only_boxes_of_marked_images():
+  made = make_photographs(damaged=True)
+  made._chunks.images.decoded[:] = 255
+  take(made, 1)
+  assert made.skipped < 40  # only images with a box that contains the damage
 
 
 def test_killed_worker_is_an_error_that_names_it():

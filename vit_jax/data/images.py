@@ -54,6 +54,8 @@ class Images:
     reasons: description of the error of each skipped record, by record number.
     problem: first ImageError of any thread, or None.
     kept: cached images and their labels, by record number.
+    decoded: uint8 array with a bit for each record that was decoded completely before. A box of such a record can be
+      decoded alone. Processes may share the array.
   """
 
   def __init__(
@@ -70,7 +72,7 @@ class Images:
     self.reasons: dict[int, str] = {}
     self.problem: ImageError | None = None
     self.kept = {}
-    self._whole = np.zeros(-(-len(source) // 8), np.uint8)  # a bit for each record that was decoded completely
+    self.decoded = np.zeros(-(-len(source) // 8), np.uint8)
     self._reads = {}  # (record, start time) by thread
     self._lock = threading.Lock()
 
@@ -138,23 +140,26 @@ class Images:
       header = decoding.check_image(data, *self.bounds, lenient=self.source.is_published(record))
       with decoding.MEMORY.share(header.memory + 2 * len(data)):  # includes two copies of the file, which a JPEG needs
         if 3 * header.height * header.width * len(self.source) > KEEP:
-          picture = decoding.LazyImage(data, header, self._is_whole(record))
+          picture = decoding.LazyImage(data, header, self._is_decoded(record))
           made = prepare(picture)
           if picture.is_whole:
-            self._mark_whole(record)
+            self._mark_decoded(record)
           return made, label
         image = decoding.decode(data, header)
         self.kept[record] = image, label
         return prepare(image), label
 
-  def _is_whole(self, record: int) -> bool:
-    """Returns whether the whole image of a record was decoded before, so that a box of it can be decoded alone."""
-    return bool(self._whole[record >> 3] >> (record & 7) & 1)
+  def _is_decoded(self, record: int) -> bool:
+    """Returns whether the whole image of a record was decoded before."""
+    return bool(self.decoded[record >> 3] >> (record & 7) & 1)
 
-  def _mark_whole(self, record: int) -> None:
-    """Stores that the whole image of a record was decoded."""
-    with self._lock:
-      self._whole[record >> 3] |= 1 << (record & 7)
+  def _mark_decoded(self, record: int) -> None:
+    """Stores that the whole image of a record was decoded.
+
+    If two threads or processes change the same byte, one bit can be lost. That image is then decoded completely again.
+    """
+    if not self._is_decoded(record):
+      self.decoded[record >> 3] |= 1 << (record & 7)
 
   @contextlib.contextmanager
   def _track_reading(self, record: int) -> Iterator[None]:

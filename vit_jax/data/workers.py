@@ -87,16 +87,19 @@ class WorkerPool:
     self._chunks, self._closed = chunks, False
     size = sum(array.nbytes for array in chunks.empty(max(map(len, chunks.parts))).values())
     self.lines = [WorkerConnection(size) for _ in range(max(threads, workers))]
-    self._processes = [self._start(opened, size, self.lines[i::workers]) for i in range(workers)]
+    decoded = _create_shared_file(chunks.images.decoded.nbytes)
+    self._processes = [self._start(opened, size, decoded, self.lines[i::workers]) for i in range(workers)]
+    chunks.images.decoded = _map_bits(decoded)
+    os.close(decoded)
     # The same worker always makes rows that share records that are read together.
     self._idle = [queue.SimpleQueue() for _ in range(workers if chunks.examples.order.rows > 1 else 1)]
     for i, line in enumerate(self.lines):
       self._idle[i % workers % len(self._idle)].put(line)
 
   def _start(
-    self, opened: Callable[[], object], size: int, lines: Sequence[WorkerConnection]
+    self, opened: Callable[[], object], size: int, decoded: int, lines: Sequence[WorkerConnection]
   ) -> "subprocess.Popen[bytes]":
-    descriptors = [number for line in lines for number in (line.worker_end.fileno(), line.file)]
+    descriptors = [decoded, *(number for line in lines for number in (line.worker_end.fileno(), line.file))]
     process = subprocess.Popen(
       [sys.executable, "-m", "vit_jax.data.workers", str(size), str(_find_parent()), *map(str, descriptors)],
       stdin=subprocess.DEVNULL,
@@ -190,6 +193,11 @@ def _create_shared_file(size: int) -> int:
   return descriptor
 
 
+def _map_bits(descriptor: int) -> np.ndarray:
+  """Returns a shared file as a uint8 array."""
+  return np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
+
+
 def _create_views(arrays: Mapping[str, np.ndarray], memory: mmap.mmap) -> dict[str, np.ndarray]:
   """Returns arrays with the shapes of the given ones that use the shared memory."""
   views, at = {}, 0
@@ -204,12 +212,14 @@ def _create_views(arrays: Mapping[str, np.ndarray], memory: mmap.mmap) -> dict[s
 _PDEATHSIG = 1  # PR_SET_PDEATHSIG: sets the signal for the end of the thread that started this process
 
 
-def main(size: int, parent: int, descriptors: list[int]) -> None:
+def main(size: int, parent: int, decoded: int, descriptors: list[int]) -> None:
   """Makes chunks until a pipe is closed.
 
   Args:
     size: size of the shared memory of each connection in bytes.
     parent: number of the trainer's process, or 0 if the kernel does not watch it.
+    decoded: descriptor of the memory of `Images.decoded`, which all workers share. Otherwise every worker would decode
+      the whole image when it reads a record for the first time.
     descriptors: descriptors of the pipe and the shared memory of each connection.
   """
   if parent and sys.platform == "linux":
@@ -228,6 +238,7 @@ def main(size: int, parent: int, descriptors: list[int]) -> None:
   try:
     extensions.import_active(connections[0].recv())  # before the data are opened, because the reader may be the user's
     chunks = connections[0].recv()()
+    chunks.images.decoded = _map_bits(decoded)
     lines = [
       threading.Thread(target=_serve_chunks, args=(chunks, *line)) for line in zip(connections, memories, strict=True)
     ]
@@ -278,4 +289,4 @@ def _exit_with_traceback(error: threading.ExceptHookArgs) -> None:
 
 
 if __name__ == "__main__":
-  main(int(sys.argv[1]), int(sys.argv[2]), [int(number) for number in sys.argv[3:]])
+  main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), [int(number) for number in sys.argv[4:]])
