@@ -1,7 +1,7 @@
 """Estimates images/s per chip and MFU of ViTs on all TPU generations: python -m benchmarks.chips [--json=FILE]
 
 The TPU compiler compiles the train step of `benchmarks.modern_block` for eight devices, with 32 images of 224 px per
-device, XLA's attention, and parameters split over all devices. Models with 2 and 4 blocks are compiled, and their
+device, XLA's attention, and parameters split over all devices. Models with 1 and 2 blocks are compiled, and their
 figures are extrapolated to all blocks. The estimates assume that collectives do not overlap with computation, and that
 steps never wait for input. If the activations of a model do not fit, the step recomputes them (remat="full"). Needs
 `pip install -e '.[tpu]'` and no TPU.
@@ -32,7 +32,7 @@ MODELS = {  # name in the table -> name of the model, its size in `vit.SIZES`
 }
 SLICES = "v3-8,v4-16,v5e-8,v5p-16,v6e-8,tpu7x-8"  # eight devices each
 IMAGES = 32  # per device
-DEPTHS = (2, 4)
+DEPTHS = (1, 2)
 HOST_RATE = math.inf  # images/s of a host, so that no step waits for input
 
 
