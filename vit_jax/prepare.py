@@ -162,7 +162,10 @@ def _check_allowed(arguments: argparse.Namespace) -> None:
   if arguments.check is not None:
     return
   if arguments.show is None and arguments.name is None:
-    raise schema.ConfigError("name: missing. See --help")
+    raise schema.ConfigError(
+      "no dataset: write its name, such as python -m vit_jax.prepare digits, or --check=FOLDER for a folder of images. "
+      "See --help"
+    )
   for flag in OF_A_CORPUS if arguments.show is None and not arguments.data else ():
     if values[flag] is not None:
       raise schema.ConfigError(

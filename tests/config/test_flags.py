@@ -175,6 +175,8 @@ def test_misspelt_recipe_is_suggested_although_the_folder_has_other_files(clone)
   assert str(error.value) == f"{problem} Did you mean 'digits'? Allowed: {allowed}."
   with pytest.raises(ConfigError, match=r"Did you mean 'setup\.py'\?"):
     flags.load_config("setpu.py")
+  with pytest.raises(ConfigError, match=r"Did you mean '(configs/digits.py)'\? Allowed: \1, configs/folder.py\.$"):
+    flags.load_config("configs/digitz.py")
 
 
 def test_recipe_is_suggested_by_name_from_another_folder(clone, tmp_path_factory, monkeypatch):

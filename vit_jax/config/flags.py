@@ -115,7 +115,8 @@ def _explain_missing_file(path: str) -> str:
   named = [other for other in [*siblings, *known] if wanted and pathlib.Path(other).stem == wanted]
   if named:
     return f"--config: {kind}. Did you mean {show(named[0])}?"
-  if near := suggest_nearest(path, [*recipes, *siblings]):
+  # The files next to the missing one are often the recipes of a clone, which are then listed once.
+  if near := suggest_nearest(path, siblings if "/" in path and siblings else [*recipes, *siblings]):
     return f"--config: {kind}.{near}"
   return f"--config: {kind}. Write a file that defines get_config(), see docs/extend/index.md"
 
