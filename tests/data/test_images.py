@@ -97,6 +97,14 @@ def test_records_of_public_data_may_have_bytes_before_the_end():
     swapped.read_prepared(1, same)
 
 
+def test_missing_file_is_named_once(tmp_path):
+  file = tmp_path / "a.png"
+  gone = dataclasses.replace(of(lambda i: (file.read_bytes(), 0), "raise").source, place=lambda i: f"file {file}")
+  with pytest.raises(images.ImageError) as caught:
+    images.Images(gone, "raise", 10**6, 100).read_prepared(0, same)
+  assert str(caught.value).startswith(f"file {file}: No such file or directory. Fix it, or leave out such images")
+
+
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_disk_error_stops_the_run_and_marks_no_record_as_bad(on_error):
   def read(i):

@@ -172,7 +172,8 @@ class Images:
 
   def _reject(self, record: int, error: Exception) -> None:
     """Raises ImageError, or counts the record as skipped."""
-    reason = f"{self.source.place(record)}: {describe_image_error(error)}"
+    place = self.source.place(record)
+    reason = f"{place}: {describe_image_error(error, place)}"
     if self.on_error == "raise":
       raise self.stop(f"{reason}. Fix it, or leave out such images with --{self.source.key}.on_error=skip") from error
     self.skip(record, reason)
@@ -250,10 +251,17 @@ def _start_time(read: tuple[int, float]) -> float:
   return read[1]
 
 
-def describe_image_error(error: BaseException) -> str:
-  """Returns a short description of an image's error."""
+def describe_image_error(error: BaseException, place: str = "") -> str:
+  """Returns a short description of an image's error.
+
+  Args:
+    error: the error.
+    place: text before the description. A file that it contains is not named again.
+  """
   if decoding.is_out_of_memory(error):
     text = "not enough memory"
+  elif isinstance(error, OSError) and error.strerror and error.filename and str(error.filename) in place:
+    text = error.strerror
   else:
     text = f"OpenCV: {error.err}" if isinstance(error, cv2.error) else str(error)
   return text if len(text) <= 300 else f"{text[:300]}..."
