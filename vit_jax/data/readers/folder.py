@@ -16,8 +16,6 @@ from vit_jax.schema import ConfigError, Fraction, Range, enter_key, get_current_
 from vit_jax.schema.errors import AbsentError
 from vit_jax.storage import paths
 
-# Names of directories with validation images, in order of preference.
-VALIDATION = ("val", "valid", "validation", "dev")
 SHARE = 0.1  # default share of the training images of each class that a run holds out for validation
 Drawn = dict[str, list[list[tuple[bytes, str]]]]  # {split: files of each class}
 FEWEST = 3  # smallest number of files of a class that contributes to validation
@@ -161,7 +159,7 @@ def _list_files(
     drawn, above, advice = _hold_out(tree, folders[""].values(), holdout, seed), [], ""
   else:
     if validation and splits.val is None:
-      splits = dataclasses.replace(splits, val=next((name for name in VALIDATION if name in top), None))
+      splits = dataclasses.replace(splits, val=next((name for name in folder_layout.VALIDATION if name in top), None))
     folders = _find_split_folders(tree, top, (splits.spec(split), *splits.specs().values()), order)
     drawn = {part: [] for part in top} | {
       part: [_sort_by_hash(seed, tree, name, f"{part}/") for name in named.values()] for part, named in folders.items()
@@ -174,6 +172,7 @@ def _list_files(
   if "" in folders and "all" not in used and (held := sum(map(len, drawn["test"]))):
     count = held + sum(map(len, drawn["train"]))
     note += f"; held out for testing as 'test': {held:,} of the {count:,} images (holdout={holdout:g})"
+    note += folder_layout.describe_neighbours(tree.root)
   absent = sources.parse_split_names([splits.train]) - drawn.keys()  # reported later, with the right directory
   if validation and splits.val is None and not absent:
     drawn, held = _split_validation(drawn, splits.train, validation)

@@ -5,9 +5,14 @@ import pathlib
 from collections.abc import Sequence
 
 from vit_jax.data import sources
+from vit_jax.data.readers import locations
 from vit_jax.data.readers.tree import EXTENSIONS, FolderTree, extension, format_counts
 from vit_jax.schema import ConfigError, format_amount, get_current_key
 
+# Names of directories of splits, in order of preference.
+TRAINING = ("train", "training")
+VALIDATION = ("val", "valid", "validation", "dev")
+TESTING = ("test", "testing")
 DEEP, LOOKED = 3, 1000  # for advice in errors: number of levels and of directories to search for a better path
 
 
@@ -50,6 +55,22 @@ def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
       "path",
     )
   return bool(holding)
+
+
+def describe_neighbours(root: locations.Folder) -> str:
+  """Returns a note if a directory of classes is the training split of a directory with other splits, or "".
+
+  Args:
+    root: the directory of classes. Neighbours in a bucket are not listed, because this takes requests.
+  """
+  if not isinstance(root, locations.DiskFolder) or root.root.name not in TRAINING:
+    return ""
+  above = root.root.absolute().parent
+  others = [name for name in (*VALIDATION, *TESTING) if (above / name).is_dir()]
+  if not others:
+    return ""
+  named = " and ".join(map(repr, others))
+  return f"; not used: {named} in {str(above)!r}. To use all splits, set {get_current_key('path')} to this folder"
 
 
 def suggest_subdirectory(tree: FolderTree, top: Sequence[str], splits: sources.Splits) -> str:
