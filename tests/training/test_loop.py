@@ -227,6 +227,15 @@ def test_what_is_said_to_be_saved_is_whole_before_the_others_hear_of_the_end(par
 
 
 @pytest.mark.long
+def test_the_line_of_a_step_precedes_its_evaluation(parts, tmp_path, capsys):
+  loop.train(dataclasses.replace(parts, evals={"test": parts.evals["test"]._replace(every=2)}), tmp_path)
+  rows = [("test/top1" in line, line["step"]) for line in lines(tmp_path)]
+  assert rows == sorted(rows, key=lambda row: (row[1], row[0]))
+  steps = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "%  loss" in line or "evaluated" in line]
+  assert steps[:4] == [f"2/{parts.total}", "2", f"4/{parts.total}", "4"]
+
+
+@pytest.mark.long
 def test_an_evaluation_that_was_made_up_for_and_then_killed_has_one_line(parts, tmp_path):
   """Stopped in an evaluation, which the next attempt makes, and is killed before it saves."""
   accuracy = parts.evals["test"].measure

@@ -94,7 +94,9 @@ def train(
           watch.step = step = step + 1
           session.log.add(step, metrics, session.batches.skipped)
           if step < experiment.total:
-            evaluate(session, experiment.find_due_evals(step), step, state)
+            if due := experiment.find_due_evals(step):
+              session.log.write_due(step)  # the line of the step precedes the lines of its evaluations
+            evaluate(session, due, step, state)
             if step % experiment.save_every == 0:
               save(session, step, state)
             watch.poll()
