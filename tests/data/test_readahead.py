@@ -176,7 +176,8 @@ def test_processes_of_a_host_together_use_a_quarter_of_its_memory(monkeypatch):
   assert readahead.compute_memory_limit() == pytest.approx(total / 4, rel=0.01)
   opened_by = []
 
-  def start(pool, opened, size, lines):  # opens the data of a worker here, because starting a worker takes seconds
+  def start(pool, opened, size, decoded, lines):
+    # Opens the data of a worker here, because starting a worker takes seconds.
     opened_by.append(opened())
     return subprocess.Popen(["sleep", "60"])
 
