@@ -85,8 +85,8 @@ def test_names_of_figures_contain_the_number_of_competing_logits(name, classes, 
   asked = []
   rows = {"label": np.array([6, 11]), "best": np.array([[6], [13]]), "loss": np.zeros(2), "confidence": np.ones(2)}
   model = subject(rows | {"valid": np.ones(2)}, 1000, [{"row": np.arange(2)}])
-  model.data, predictions = lambda data: EvalData(name, data.args), model.predictions
-  model.predictions = lambda data, logits, only: asked.append(only) or predictions(data, logits)
+  model.choose_data, predictions = lambda data: EvalData(name, data.args), model.compile_predictions
+  model.compile_predictions = lambda data, logits, only: asked.append(only) or predictions(data, logits)
   data = EvalData(name, {"image_size": 8, "test_crop": schema.Choice("resize")})
   outcome = evals.accuracy(model, data=data, classes=classes)({}, lambda: None)
   assert asked == [None if classes == "all" else catalog.CATALOG[name].subset]
