@@ -9,7 +9,7 @@ import time
 from . import checks, commands, errors, flags, listing, logs, manifests, sweep
 from .errors import LaunchError, UnknownError
 from .spec import Run
-from .states import make_engine as engine_of
+from .states import make_engine
 
 
 def main(words: list[str]) -> int:
@@ -60,7 +60,7 @@ def ssh(args: argparse.Namespace, command: list[str]) -> int:
     raise LaunchError(f"--worker: {args.worker}; allowed: 0 to {run.workers - 1}")
   if not attempt:
     raise LaunchError(f"{run.name}: there is no attempt yet")
-  return subprocess.run(engine_of(run).build_shell_command(attempt, args.worker, command)).returncode
+  return subprocess.run(make_engine(run).build_shell_command(attempt, args.worker, command)).returncode
 
 
 def report(args: argparse.Namespace) -> int:

@@ -16,8 +16,7 @@ from .errors import LaunchError, UnknownError, format_utc, print_line
 from .event_log import EventLog, get_log_directory
 from .mailbox import LeaseHeldError
 from .spec import Run
-from .states import OVER, WATCHING, State
-from .states import make_engine as engine_of
+from .states import OVER, WATCHING, State, make_engine
 from .storage import open_storage
 from .watch import Watcher, make_lease
 
@@ -57,7 +56,7 @@ def set_default_cluster(run: Run) -> Run:
 def run(args: argparse.Namespace, run: Run) -> int:
   """Checks a run, starts it and watches it to its end. Continues a run of the same name."""
   run = set_default_cluster(run)
-  engine_ = engine_of(run)
+  engine_ = make_engine(run)
   if args.dry_run:
     print(engine_.list_commands(1, int(time.time() + run.max_hours * 3600)).script)
     return errors.DONE
@@ -212,7 +211,7 @@ def down(args: argparse.Namespace) -> int:
   """Deletes all machines of a run, and verifies the deletion. Returns BILLING if it is not confirmed."""
   event_log = confirm_run(open_event_log(args.name, args.workdir), args.yes)
   run = event_log.run
-  engine_ = engine_of(run)
+  engine_ = make_engine(run)
   attempts = _find_attempts(engine_, run, event_log)
   if attempts and not args.yes and not _ask_user(f"delete {_format_names(run, attempts)}? Unsaved results are lost."):
     raise LaunchError(f"{_format_names(run, attempts)}: not deleted. Add --yes to delete without a question")

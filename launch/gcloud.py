@@ -33,8 +33,8 @@ from .states import (  # fmt: skip
   STARTING,
   MachineStatus,
   Resource,
+  make_resource,
 )
-from .states import make_resource as labelled_resource
 
 TIMEOUT = CALL  # gcloud's own repetitions end after 33 s
 GROUPS = ("queued-resources", "tpu-vm")
@@ -327,4 +327,4 @@ def make_item_resource(item: Mapping[str, Any]) -> Resource:
   state = DELETING if word == "DELETING" else (NODE_STATES if is_node else QUEUE_STATES).get(word, STARTING)
   detail = f"{word}, {ALONE}" if is_node else word
   kind = f"{count}x{kind}" if count > 1 else kind
-  return labelled_resource(name, zone, get_labels(item), state, detail, item.get("createTime", ""), kind)
+  return make_resource(name, zone, get_labels(item), state, detail, item.get("createTime", ""), kind)

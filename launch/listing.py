@@ -17,8 +17,7 @@ from .event_log import EventLog, list_runs
 from .mailbox import LeaseHeldError
 from .removal import ELSEWHERE, RunFacts
 from .spec import Run
-from .states import DELETING, IDLE, OVER, WATCHING, State
-from .states import make_engine as engine_of
+from .states import DELETING, IDLE, OVER, WATCHING, State, make_engine
 from .storage import open_storage
 from .watch import make_lease
 
@@ -142,7 +141,7 @@ def _collect_machine(run: Run, resource: states.Resource, force: bool) -> bool:
 
 def _is_deleted(run: Run, resource: states.Resource, before: Callable[[], None] = removal.do_nothing) -> bool:
   """Deletes a machine, and returns whether its deletion was seen."""
-  engine_ = engine_of(run)
+  engine_ = make_engine(run)
   for target in removal.delete(engine_, run, [resource], before=before):
     print_line(removal.advise(engine_, run, target))
     return False
@@ -264,7 +263,7 @@ def _find_machines(
   probes = _make_probes(args, runs.values())
   for probe in probes:
     try:
-      resources, silent = engine_of(probe).list_resources(args.zones or ())
+      resources, silent = make_engine(probe).list_resources(args.zones or ())
     except (UnknownError, LaunchError) as error:
       resources, silent = [], {f"{probe.backend} {probe.project or probe.cluster}".strip(): str(error)}
     troubles |= silent

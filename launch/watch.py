@@ -12,8 +12,7 @@ from .errors import LaunchError, UnknownError, format_utc, print_line
 from .event_log import EventLog
 from .mailbox import Lease, LeaseHeldError
 from .spec import Run
-from .states import IDLE, OVER, WATCHING, Action, Observation, State
-from .states import make_engine as engine_of
+from .states import IDLE, OVER, WATCHING, Action, Observation, State, make_engine
 from .storage import open_storage
 
 BEATS = 6.0  # polls in the duration of the lease
@@ -39,7 +38,7 @@ class Watcher:
       force: take the lease although another watcher seems to hold it.
     """
     self._run, self._event_log, self._storage = run, event_log, open_storage(run.folder)
-    self.engine = engine_ or engine_of(run)
+    self.engine = engine_ or make_engine(run)
     self.state = State()
     self._lease = make_lease(run)
     self._code = event_log.code

@@ -277,7 +277,7 @@ def test_age_from_the_local_clock_only_deletes_no_machine(tmp_path, monkeypatch,
     def list_resources(self, zones):
       return [old], {}
 
-  monkeypatch.setattr(listing, "engine_of", lambda run: Engine())
+  monkeypatch.setattr(listing, "make_engine", lambda run: Engine())
   args = flags.parse_flags(["gc", "--cluster=ctx", "--older-than=2h", "--force", "--yes"])[0]
   assert listing.gc(args) == errors.DONE
   assert "only this machine's clock" in capsys.readouterr().out

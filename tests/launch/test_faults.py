@@ -210,7 +210,7 @@ def test_gc_reads_event_log_and_lease_again_before_a_removal(here, monkeypatch, 
   book.append("end", State(1, stage=OVER, end=(12, "x")), code=12, text="x")
   with Cloud() as cloud:
     cloud.states = {1: (states.READY, 0.0)}
-    monkeypatch.setattr(listing, "engine_of", lambda asked: Engine(asked, cloud))
+    monkeypatch.setattr(listing, "make_engine", lambda asked: Engine(asked, cloud))
     monkeypatch.setattr(spec, "get_user_label", lambda: here.owner)
     found = listing._find_machines
 
@@ -234,7 +234,7 @@ def test_only_force_deletes_if_the_runs_directory_is_unreadable(here, monkeypatc
   book.append("end", State(1, stage=OVER, end=(12, "x")), code=12, text="x")
   with Cloud() as cloud:
     cloud.states = {1: (states.LOST, 0.0)}
-    monkeypatch.setattr(listing, "engine_of", lambda asked: Engine(asked, cloud))
+    monkeypatch.setattr(listing, "make_engine", lambda asked: Engine(asked, cloud))
     monkeypatch.setattr(spec, "get_user_label", lambda: here.owner)
     copy = open_storage(here.folder)._folder / event_log.COPY
     copy.unlink(), copy.mkdir()

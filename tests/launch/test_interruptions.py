@@ -79,7 +79,7 @@ def test_down_deletes_machines_named_in_an_unreadable_event_log(here, monkeypatc
     path.write_text(path.read_text().replace('"attempt": 1, "try_"', '"attempt": "1", "try_"'))
   with Cloud() as cloud:
     cloud.states = {1: (states.READY, 0.0)}
-    monkeypatch.setattr(commands, "engine_of", lambda asked: Engine(asked, cloud))
+    monkeypatch.setattr(commands, "make_engine", lambda asked: Engine(asked, cloud))
     assert commands.down(flags.parse_flags(["down", "vit", "--yes"])[0]) == errors.DONE and not cloud.live()
   assert "launch down vit" in capsys.readouterr().out
 

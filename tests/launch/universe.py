@@ -60,8 +60,8 @@ class Universe:
       "launch.watch.open_storage": self.storage,
       "launch.commands.open_storage": self.storage,
       "launch.listing.open_storage": self.storage,
-      "launch.commands.engine_of": lambda run: Engine(run, self),
-      "launch.listing.engine_of": lambda run: Engine(run, self),
+      "launch.commands.make_engine": lambda run: Engine(run, self),
+      "launch.listing.make_engine": lambda run: Engine(run, self),
       "os.fsync": lambda _: None,
     }.items():
       self._stack.enter_context(mock.patch(name, change))
