@@ -7,7 +7,8 @@ The TPU compiler compiles both, with 32 images per core, bfloat16 and unrolled l
 AdamW (bfloat16 first moment) and a moving average of the weights. The peer has neither mixup nor average. Neither clips
 gradients. `step_seconds` is the compiler's estimate of the cycles of all operations, plus the kernels' static
 schedules. It excludes collectives, for which the compiler gives no estimate. `links_seconds` is the time of
-collectives. The second line of a row divides our step by kinds of operations, see `vit_jax.planning.costs`.
+collectives. The second line of a row lists the times of all kinds of operations, including collectives, see
+`costs.find_kind`.
 
 `--matmul` compares products of int8 numbers. `--images` tests which batch fits. `--remat` shows its cost in FLOPs.
 Needs `pip install -e '.[tpu]'` and no TPU. L/16 compiles in half a minute to two minutes on two cores.
@@ -143,12 +144,13 @@ def format_row(row: dict[str, Any]) -> str:
   head = f"{row['model']:<6}{row['attention']:<7}{row['matmul']:<9}{row['mesh']:<10}"
   if row["problem"]:
     return head + row["problem"]
+  kinds = [f"{kind} {seconds * 1e3:.1f} ms" for kind, seconds in row["kinds"].items()]
   return head + (
     f"{row['step_seconds'] * 1e3:7.1f} ms a step"
     + (f", {ratio:.3f} of big_vision's" if ratio else "")
     + f", links {row['links_seconds'] * 1e3:.1f} ms, {row['flops'] / 1e12:.3f} TFLOP, "
-    f"{row['hbm_bytes'] / 2**30:.2f} GiB, {row['method']}, compiled in {row['compile_seconds']:.0f} s\n"
-    f"      {', '.join(f'{kind} {seconds * 1e3:.1f} ms' for kind, seconds in row['kinds'].items())}"
+    f"{row['hbm_bytes'] / 2**30:.2f} GiB, {row['method']}, compiled in {row['compile_seconds']:.0f} s"
+    + (f"\n      {', '.join(kinds)}" if kinds else "")
   )
 
 

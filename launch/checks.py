@@ -81,13 +81,8 @@ def check_run(
   except (LaunchError, UnknownError) as error:
     add([Finding("refuse", f"code: {error}")])
     return found
-  add(
-    [
-      Finding(
-        "note", f"code: {code.words}, {format_amount(len(code.names), 'file')}, {len(code.content) / 1e6:,.1f} MB"
-      )
-    ]
-  )
+  size = f"{format_amount(len(code.names), 'file')}, {len(code.content) / 1e6:,.1f} MB"
+  add([Finding("note", f"code: {code.words}, {size}")])
   add(check_slice(run))
   add(check_module(run, code.names))
   if add([*check_files(run, root, code.names), *check_tracker(run)]) == errors.USAGE:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, run: Run) -> int:
   run = set_default_cluster(run)
   engine_ = make_engine(run)
   if args.dry_run:
-    print(engine_.list_commands(1, int(time.time() + run.max_hours * 3600)).script)
+    print(engine_.build_commands(1, int(time.time() + run.max_hours * 3600)).script)
     return errors.DONE
   print_line(f"{run.name}: bundling the code")  # takes seconds on a slow disk
   code = bundle.make_bundle(pathlib.Path.cwd())
@@ -98,7 +98,7 @@ def _check_name(run: Run, event_log: EventLog, engine_: states.Engine) -> None:
       raise LaunchError(
         f"{resource.name} exists in {resource.location} ({resource.detail}), and no event log here contains it. "
         f"python -m launch adopt {run.name} --workdir=… continues it. Or choose another name, or delete it: "
-        f"{engine_.list_commands(resource).delete}"
+        f"{engine_.build_commands(resource).delete}"
       )
 
 

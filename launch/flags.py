@@ -276,12 +276,12 @@ def _add_sweep_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ls_flags(parser: argparse.ArgumentParser) -> None:
-  _add_inventory_flags(parser)
+  _add_listing_flags(parser)
   parser.add_argument("--all", action="store_true", help="also show runs of this machine that have ended")
   parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_inventory_flags(parser: argparse.ArgumentParser) -> None:
+def _add_listing_flags(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add("--project", help="project of Google Cloud")
   add("--zone", "--zones", dest="zones", type=_split_commas, help="zones of the machines, separated by commas")
@@ -291,7 +291,7 @@ def _add_inventory_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_gc_flags(parser: argparse.ArgumentParser) -> None:
-  _add_inventory_flags(parser)
+  _add_listing_flags(parser)
   parser.add_argument("--yes", action="store_true", help="delete them")
   parser.add_argument("--force", action="store_true", help="also machines whose run's directory does not answer")
   parser.add_argument("--older-than", help="only machines that are at least this old, such as 2h")

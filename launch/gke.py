@@ -145,7 +145,7 @@ class Engine:
     except LookupError as error:
       raise UnknownError(f"{kind} {name} existed a moment ago, but was deleted: {error}") from error
     if not self._run.make_labels(attempt).items() <= _get_labels(found).items():
-      place = self._run.find_location(attempt)
+      place = self._run.get_location(attempt)
       raise LaunchError(
         f"{kind} {name} in {place} is in use: it is {_get_owner(found)}. Choose another name for the run"
       )
@@ -216,7 +216,7 @@ class Engine:
     name, terminal = running[-1]["metadata"]["name"], [] if words else ["--stdin", "--tty"]
     return [*self._base, "exec", *terminal, name, f"--container={manifests.CONTAINER}", "--", *(words or ["sh"])]
 
-  def list_commands(self, target: int | Resource, expires: int = 0) -> Commands:
+  def build_commands(self, target: int | Resource, expires: int = 0) -> Commands:
     """See `launch.states.Engine`."""
     if isinstance(target, Resource):
       words = build_base_command(self._run.cluster, target.location.rpartition("/")[2])

@@ -99,7 +99,7 @@ class Engine:
     host = self._run.hosts[worker]
     return [*_SSH, host, f"{shlex.join(words)}; exit $?"] if words else ["ssh", "-t", *_SSH[1:], host]
 
-  def list_commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
+  def build_commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
     """See `launch.states.Engine`. This process inspects the local machine with the same function as the command."""
     if isinstance(target, states.Resource):
       return states.Commands(

@@ -122,7 +122,7 @@ def _collect_machine(run: Run, resource: states.Resource, force: bool) -> bool:
     print_line(f"{resource.name}: not deleted: the directory of its run does not answer ({error})")
     return False
 
-  def confirm_lease() -> None:
+  def confirm_deletion() -> None:
     if not lease.renew():
       raise UnknownError("the lease in the run's directory may have been lost")
     facts = _read_facts(run.name, lease)
@@ -130,7 +130,7 @@ def _collect_machine(run: Run, resource: states.Resource, force: bool) -> bool:
       raise LeaseHeldError("another", f" again: {resource.name} is not deleted")
 
   try:
-    return _is_deleted(run, resource, confirm_lease)
+    return _is_deleted(run, resource, confirm_deletion)
   except LeaseHeldError as error:
     print_line(f"{resource.name}: {error}")
     return True

@@ -263,7 +263,7 @@ class Lease:
     self._generation, self._renewed = 0, 0.0
 
   def take(self, force: bool = False) -> None:
-    """Takes the lease, with `force` also from another holder. Raises Held if another process holds it."""
+    """Takes the lease, with `force` also from another holder. Raises LeaseHeldError if another process holds it."""
     for _ in range(5):
       values, generation, age = self._read()
       if values.get("token") == self._token["token"]:  # the answer to our own write was lost
@@ -292,7 +292,7 @@ class Lease:
     )
 
   def renew(self) -> bool:
-    """Renews the lease, and returns whether it is certainly held. Raises Held if another process has taken it."""
+    """Renews the lease, and returns whether it is certainly held. Raises LeaseHeldError if another process took it."""
     start_time = time.monotonic()
     try:
       self._generation = self._storage.write(FILE, json.dumps(self._token).encode(), self._generation)
@@ -304,7 +304,10 @@ class Lease:
     return True
 
   def _held(self, start_time: float) -> bool:
-    """Returns True if this process wrote the file but lost the answer. Raises Held if another process wrote it."""
+    """Returns True if this process wrote the file but lost the answer.
+
+    Raises LeaseHeldError if another process wrote it.
+    """
     try:
       values, generation, _ = self._read()
     except (UnknownError, LaunchError):

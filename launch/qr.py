@@ -137,9 +137,9 @@ class Engine:
     return gcloud.build_gcloud_command(NODES, "ssh", node, alpha=self._run.internal_ips, worker=inside, **flags)
 
   def _place(self, attempt: int) -> dict[str, Any]:
-    return {"project": self._run.project, "zone": self._run.find_location(attempt)}
+    return {"project": self._run.project, "zone": self._run.get_location(attempt)}
 
-  def list_commands(self, target: int | Resource, expires: int = 0) -> Commands:
+  def build_commands(self, target: int | Resource, expires: int = 0) -> Commands:
     """See `launch.states.Engine`."""
     if isinstance(target, Resource):
       where: dict[str, Any] = {"project": self._run.project, "zone": target.location}
@@ -200,7 +200,7 @@ class Engine:
 
   def _check_ownership(self, attempt: int) -> None:
     """Raises an error unless the resource of this name is this attempt, from an earlier request without an answer."""
-    name, zone = self._run.get_attempt_name(attempt), self._run.find_location(attempt)
+    name, zone = self._run.get_attempt_name(attempt), self._run.get_location(attempt)
     item = gcloud.describe_item(QUEUED, name, **self._place(attempt))
     if item is None:
       raise UnknownError(f"{name} in {zone} existed a moment ago, and is absent now")
@@ -211,7 +211,7 @@ class Engine:
 
   def _explain_quota(self, attempt: int) -> str:
     """Returns a message about suspended queued resources that use the quota of a zone, and how to free it."""
-    zone = self._run.find_location(attempt)
+    zone = self._run.get_location(attempt)
     try:
       items = gcloud.list_items(QUEUED, **self._place(attempt))
     except gcloud.NO_ANSWER as error:
@@ -293,7 +293,7 @@ def make_startup_script(run: spec.Run, attempt: int, code: str, expires: int, se
     "SECONDS": str(int(seconds)),
     "NAME": run.get_attempt_name(attempt),
     "PROJECT": run.project,
-    "ZONE": run.find_location(attempt),
+    "ZONE": run.get_location(attempt),
     "IDLE": str(math.ceil(run.limits.idle)),
     "GRACE": str(math.ceil(run.limits.grace) + 60),
   }

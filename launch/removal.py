@@ -86,7 +86,7 @@ def delete(
 
   An attempt counts as deleted if it is absent in consecutive observations. With an event log, the function also waits
   until no request can create machines any more. It deletes attempts that appear late, and records each deletion. For
-  a resource of the inventory, the start of the deletion is sufficient.
+  a listed resource, the start of the deletion is sufficient.
 
   Args:
     engine_: the engine of the run.
@@ -98,7 +98,7 @@ def delete(
       is tried again.
 
   Raises:
-    Held: `before` found another watcher.
+    LeaseHeldError: `before` found another watcher.
   """
   absent = dict.fromkeys(targets, 0)  # consecutive looks without the target
   pause, deadline = 0.5, time.monotonic() + run.limits.delete + (event_log.get_settling_seconds() if event_log else 0.0)
@@ -139,7 +139,7 @@ def _is_gone(target: int | states.Resource, found: str, confirmed: bool) -> bool
 
 
 def _observe_target(engine_: states.Engine, target: int | states.Resource) -> str:
-  """Returns the state of an attempt, or of a resource by the inventory of its location."""
+  """Returns the state of an attempt, or of a resource by the list of resources of its location."""
   if not isinstance(target, states.Resource):
     return engine_.look(target).state
   resources, silent = engine_.list_resources((target.location,))
@@ -178,7 +178,7 @@ def advise(engine_: states.Engine, run: Run, target: int | states.Resource, fate
     target: the number of an attempt, or a resource.
     fate: the state of the machine in words. By default, its deletion was not confirmed.
   """
-  return f"{_name_target(run, target)} {fate or run.left}; delete it with\n  {engine_.list_commands(target).delete}"
+  return f"{_name_target(run, target)} {fate or run.left}; delete it with\n  {engine_.build_commands(target).delete}"
 
 
 def list_machines(engine_: states.Engine, run: Run) -> tuple[list[states.Resource], dict[str, str]]:
@@ -234,7 +234,7 @@ def delete_strays(
     wait(run.limits.poll)
     found, troubles = list_strays(engine_, run, spared)
   for location, why in troubles.items():
-    command = engine_.list_commands(max(1, read_state(event_log).attempt)).delete
+    command = engine_.build_commands(max(1, read_state(event_log).attempt)).delete
     advice = f"; look with\n  {command}" if late else ""
     print_line(f"{location} did not report other machines of {run.name}: {why}{advice}")
   for resource in found:

@@ -205,7 +205,7 @@ class Run:
     """Returns the name of an attempt."""
     return f"{self.name}-a{number}"
 
-  def find_location(self, attempt: int) -> str:
+  def get_location(self, attempt: int) -> str:
     """Returns the location of an attempt: its zone, its cluster and namespace, or its hosts. Zones are used in turn."""
     if self.backend == "qr":
       return self.zones[(attempt - 1) % len(self.zones)] if self.zones else ""

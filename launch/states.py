@@ -150,7 +150,7 @@ class Engine(Protocol):
     """Returns the state of an attempt."""
 
   def delete(self, target: int | Resource) -> None:
-    """Requests the deletion of an attempt, or of a resource of the inventory if its labels are unchanged.
+    """Requests the deletion of an attempt, or of a listed resource if its labels are unchanged.
 
     A target that is absent or in deletion is accepted. `look` or `list_resources` confirms the end of the deletion.
     """
@@ -161,10 +161,10 @@ class Engine(Protocol):
   def build_shell_command(self, attempt: int, worker: int, words: Sequence[str]) -> list[str]:
     """Returns the argument list of a command that runs `words` on a worker, or opens a shell without words."""
 
-  def list_commands(self, target: int | Resource, expires: int = 0) -> Commands:
+  def build_commands(self, target: int | Resource, expires: int = 0) -> Commands:
     """Returns the commands of an attempt without executing them. See `create` for the arguments.
 
-    For a resource of the inventory, only the command that deletes it is returned.
+    For a listed resource, only the command that deletes it is returned.
     """
 
 

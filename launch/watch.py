@@ -217,7 +217,7 @@ class Watcher:
   def _create(self, state: State, files: mailbox.Mailbox) -> State:
     """Requests the machines of an attempt. Each request is recorded before it is made."""
     run, attempt = self._run, state.attempt
-    location = run.find_location(attempt)
+    location = run.get_location(attempt)
     first = attempt not in self._intended
     if first:
       files.clear()
@@ -307,7 +307,7 @@ class Watcher:
       return True
 
   def _renew(self) -> None:
-    """Raises UnknownError if the lease may have been lost, and Held if another watcher has it."""
+    """Raises UnknownError if the lease may have been lost, and LeaseHeldError if another watcher has it."""
     if not self._lease.renew():
       raise UnknownError("the lease in the run's directory may have been lost")
 

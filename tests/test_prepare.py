@@ -85,7 +85,7 @@ def test_errors_of_a_corpus_name_the_flag(tmp_path, words, message):
 @pytest.mark.parametrize(
   ("words", "message"),
   [
-    ("", r"^no dataset: write its name, such as python -m vit_jax\.prepare digits, or --check=FOLDER"),
+    ("", r"^name: missing\. Name a dataset, for example `python -m vit_jax\.prepare digits`, or use --check=FOLDER"),
     ("--show=configs/digitz.py", r"--config: no file 'configs/digitz\.py'.*Did you mean"),
     ("--show=configs/digits.py --config.data.crp.name=resize", r"config\.data\.crp: unknown key"),
     ("--show=configs/digits.py digits", "^NAME: --show can only be combined"),

@@ -303,7 +303,7 @@ def import_weights(experiment: Experiment, own: bool) -> steps.State[jax.Array]:
     run_evaluation.warn_of_other_data(
       experiment, checkpoints.read_description(paths.resolve_path(init.from_), forms.check_metadata) or {}
     )
-  arrays, averages = loop.load_starting_weights(experiment, "--weights"), {}
+  arrays, averages = loop.load_initial_weights(experiment, "--weights"), {}
   if shapes.ema and own:
     classes = experiment.images.source.classes
     fitted, _ = importers.load_fitted(

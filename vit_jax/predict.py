@@ -83,9 +83,8 @@ def main(words: Sequence[str] | None = None) -> None:
       )
     if features:
       with schema.enter_key("--features-of"):
-        models.make_functional(use.description).select_features(
-          features
-        )  # raises an error before files are read or written
+        # Raises an error before files are read or written.
+        models.make_functional(use.description).select_features(features)
     _print_model(hub_files.pin_commit(arguments.weights), use, chosen)
     with watch.phase("evaluation"):
       computed = batches.predict_files(use, chosen.files, jax.local_devices(), features, watch.poll, arguments.batch)

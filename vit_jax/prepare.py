@@ -163,8 +163,8 @@ def _check_allowed(arguments: argparse.Namespace) -> None:
     return
   if arguments.show is None and arguments.name is None:
     raise schema.ConfigError(
-      "no dataset: write its name, such as python -m vit_jax.prepare digits, or --check=FOLDER for a folder of images. "
-      "See --help"
+      "name: missing. Name a dataset, for example `python -m vit_jax.prepare digits`, or use --check=FOLDER to check a "
+      "folder of images. See --help"
     )
   for flag in OF_A_CORPUS if arguments.show is None and not arguments.data else ():
     if values[flag] is not None:

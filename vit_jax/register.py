@@ -39,19 +39,9 @@ Decorated = TypeVar(
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_./+-]*")
 _RESERVED = ("none", "default")  # words with a special meaning as the value of a flag
 _ROW = {field.name for field in dataclasses.fields(DatasetRow)} - {"reader"}
-_TASK = (
-  *(
-    "headline",
-    "fields",
-    "classes",
-    "frozen_models",
-    "statistics",
-    "uses_average",
-    "init",
-    "sharding",
-    "check_metrics",
-  ),
-  *("examples", "objective", "predict"),
+_TASK = (  # methods and attributes that a task may define
+  *("headline", "fields", "classes", "frozen_models", "statistics", "uses_average", "init", "sharding"),
+  *("check_metrics", "examples", "objective", "predict"),
 )
 
 

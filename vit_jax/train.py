@@ -105,7 +105,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     with watch.phase("restore"):
       has_state = runtime.gather_texts(json.dumps(checkpoints.has_checkpoint(workdir)), "workdir")[0] == "true"
-      weights = None if has_state else loop.load_starting_weights(experiment)
+      weights = None if has_state else loop.load_initial_weights(experiment)
     with runtime.claim_workdir(workdir, watch.leave):
       before = files.read_json(workdir / "result.json")  # a damaged file is an error before anything is written
       if runtime.process_index() == 0:

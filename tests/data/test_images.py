@@ -99,10 +99,14 @@ def test_records_of_public_data_may_have_bytes_before_the_end():
 
 def test_missing_file_is_named_once(tmp_path):
   file = tmp_path / "a.png"
-  gone = dataclasses.replace(of(lambda i: (file.read_bytes(), 0), "raise").source, place=lambda i: f"file {file}")
+  gone = dataclasses.replace(
+    of(lambda i: (file.read_bytes(), 0), "raise").source, place=lambda i: f"file {str(file)!r}"
+  )
   with pytest.raises(images.ImageError) as caught:
     images.Images(gone, "raise", 10**6, 100).read_prepared(0, same)
-  assert str(caught.value).startswith(f"file {file}: No such file or directory. Fix it, or leave out such images")
+  assert str(caught.value).startswith(
+    f"file {str(file)!r}: No such file or directory. Fix it, or leave out such images"
+  )
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

@@ -57,7 +57,7 @@ def test_workers_build_the_stream_of_the_threads(workers, threads, rows):
 
 
 def open_photographs(damaged):
-  """Returns examples of a million records, which are too many to keep their images in memory."""
+  """Returns examples of a million records. Their images do not fit in memory."""
   data = hostile_images.jpeg()
   if damaged:
     data = hostile_images.cut(data, 0.9, hostile_images.EOI)
@@ -72,7 +72,7 @@ def make_photographs(damaged):
   return loader.batches(opener(), 40, range(40), 0, made, threads=2, on_error="skip", max_bad=1)
 
 
-def test_workers_share_which_images_were_decoded_completely():
+def test_workers_share_the_bits_of_decoded_images():
   made = make_photographs(damaged=False)
   take(made, 2)
   marked = np.flatnonzero(np.unpackbits(made._chunks.images.decoded, bitorder="little"))

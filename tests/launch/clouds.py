@@ -80,7 +80,7 @@ class Engine:
       cloud.states[attempt] = states.DELETING, time.monotonic()
     cloud.count("deleted")
 
-  def list_commands(self, target, expires=0):
+  def build_commands(self, target, expires=0):
     name = target.name if isinstance(target, states.Resource) else self._run.get_attempt_name(target)
     return states.Commands(f"make {name}", f"remove {name}")
 

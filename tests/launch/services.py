@@ -125,7 +125,7 @@ class Engine:
     if u.take("delete lost"):
       raise UnknownError("the answer is lost")
 
-  def list_commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
+  def build_commands(self, target: int | states.Resource, expires: int = 0) -> states.Commands:
     name = target.name if isinstance(target, states.Resource) else self._run.get_attempt_name(target)
     return states.Commands("", f"remove {name}")
 

@@ -77,7 +77,7 @@ def test_printed_commands_include_the_executed_commands(name, tmp_path, monkeypa
   recorder, changes = Recorder(tmp_path, monkeypatch), dict(RUNS[name])
   run = launches.run(changes.pop("backend", name), **changes)
   (tmp_path / "item").write_text(json.dumps(item(run)))
-  (tmp_path / "script.sh").write_text(make_engine(run).list_commands(1, 1_795_300_000).script)
+  (tmp_path / "script.sh").write_text(make_engine(run).build_commands(1, 1_795_300_000).script)
   assert subprocess.run(["bash", "-n", tmp_path / "script.sh"], capture_output=True).stderr == b""
   words = ["bash", str(tmp_path / "script.sh")]
   subprocess.run(words, cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
@@ -101,7 +101,7 @@ def test_printed_commands_include_the_executed_commands(name, tmp_path, monkeypa
 def test_local_dry_run_starts_looks_and_stops(tmp_path, monkeypatch):
   run = launches.run(workdir=f"{tmp_path}/a b/$HOME")
   monkeypatch.setenv("SHELL", "/bin/true")
-  script = make_engine(run).list_commands(2, 1_795_300_000).script
+  script = make_engine(run).build_commands(2, 1_795_300_000).script
   repositories.write(tmp_path, {"python": RECORD.format(folder=tmp_path, name="python", cases="")})
   (tmp_path / "python").chmod(0o755)
   subprocess.run(["bash", "-c", script.replace(sys.executable, str(tmp_path / "python"))], check=True, timeout=60)

@@ -137,7 +137,7 @@ def test_worker_executes_only_the_run_started_on_this_machine(here, tmp_path):
   files = mailbox.Mailbox(open_storage(here.folder), 1)
   attempt = mailbox.Attempt(here, 1, "c" * 64, 2_000_000_000)
   assert event_log.compute_proof(here) == attempt.proof
-  words = states.make_engine(here).list_commands(1, 2_000_000_000).script
+  words = states.make_engine(here).build_commands(1, 2_000_000_000).script
   assert f"--proof={attempt.proof}" in words
   for changed in (dataclasses.replace(here, module="evil"), dataclasses.replace(here, args=("--evil",))):
     files.publish(dataclasses.replace(attempt, run=changed))

@@ -223,7 +223,7 @@ def test_failed_delete_can_be_repeated_with_the_printed_command(ready):
   with pytest.raises(UnknownError):
     one.delete(1)
   assert one.look(1).state == states.READY
-  line = one.list_commands(1, 0).delete
+  line = one.build_commands(1, 0).delete
   result = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
   assert "No resources found" in result.stderr  # the command also checks the remains
   assert ready.live() == []

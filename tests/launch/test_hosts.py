@@ -103,7 +103,7 @@ def test_lost_connection_after_the_command_starts_no_second_worker(lab):
     lab.wait(lambda _, number=number: "waits" in lab.text(number), number)
     assert lab.text(number).count("try 1 of") == 1
   assert len(lab.programs()) == 2
-  result = subprocess.run(["sh", "-c", made.list_commands(1, 0).delete], capture_output=True, text=True, timeout=60)
+  result = subprocess.run(["sh", "-c", made.build_commands(1, 0).delete], capture_output=True, text=True, timeout=60)
   assert result.returncode == 0, result
   assert not is_alive(lab, "alice@one") and not is_alive(lab, "two")
 

@@ -80,7 +80,7 @@ def test_workers_that_end_by_themselves_are_absent(lab):
 def test_printed_command_deletes_the_workers(lab):
   made = hosts.Engine(lab.run)
   made.create(1, 0)
-  result = subprocess.run(["sh", "-c", made.list_commands(1, 0).delete], capture_output=True, text=True, timeout=30)
+  result = subprocess.run(["sh", "-c", made.build_commands(1, 0).delete], capture_output=True, text=True, timeout=30)
   assert result.returncode == 0, result
   assert made.look(1).state == states.ABSENT
   assert made.build_shell_command(1, 0, ["a b", "c"]) == ["a b", "c"] and made.build_shell_command(1, 0, [])

@@ -66,7 +66,7 @@ def test_several_slices_form_one_request(tmp_path, program):
 
 def test_attempts_alternate_between_the_zones(tmp_path, program):
   made = engine(tmp_path, zones=("europe-west4-a", "us-central1-a"))
-  assert [made._run.find_location(k) for k in (1, 2, 3)] == ["europe-west4-a", "us-central1-a", "europe-west4-a"]
+  assert [made._run.get_location(k) for k in (1, 2, 3)] == ["europe-west4-a", "us-central1-a", "europe-west4-a"]
   program.answers("queued-resources", "create", {})
   made.create(2, EXPIRES)
   assert flags(program.calls[0])["--zone"] == "us-central1-a"

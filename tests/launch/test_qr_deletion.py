@@ -22,7 +22,7 @@ def test_attempt_is_absent_only_without_its_nodes(tmp_path, program):
   program.answers("tpu-vm", "describe", node(run, "vit-b16-a1-1"), name="vit-b16-a1-1")
   look = made.look(1)
   assert look.state == LOST and "vit-b16-a1-1 is READY" in look.detail and "billed" in look.detail
-  assert "tpu-vm delete vit-b16-a1-1" in made.list_commands(1, 0).delete
+  assert "tpu-vm delete vit-b16-a1-1" in made.build_commands(1, 0).delete
   program.answers("tpu-vm", "describe", node(run, "vit-b16-a1-1", "DELETING"), name="vit-b16-a1-1")
   assert made.look(1).state == DELETING
 
@@ -84,7 +84,7 @@ def test_deletion_without_a_response_is_unknown(tmp_path, program):
 
 
 def test_commands_for_a_manual_deletion_are_complete(tmp_path):
-  text = engine(tmp_path).list_commands(2, 0).delete
+  text = engine(tmp_path).build_commands(2, 0).delete
   first, *others = [shlex.split(line) for line in text.split("; ")]
   where = ["--project=proj-x", "--zone=europe-west4-a"]
   assert first == ["gcloud", "compute", "tpus", "queued-resources", "delete", "vit-b16-a2", "--force", *where]

@@ -10,7 +10,7 @@ import pytest
 from launch import states
 from launch.states import State
 
-OPERATIONS = ["create", "look", "delete", "list_resources", "build_shell_command", "list_commands"]
+OPERATIONS = ["create", "look", "delete", "list_resources", "build_shell_command", "build_commands"]
 
 
 def test_state_survives_json():

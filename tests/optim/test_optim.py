@@ -21,7 +21,7 @@ def test_frozen_parameters_have_no_update_no_state_and_no_norm(name):
   frozen = ("embedding/.*", "blocks/[01]/.*")
   args = {"name": name, "weight_decay": 0.1, "clip": 0.1}
   after, updates, state = walk(make(params, frozen=frozen, **args)[0], params, gradients)
-  held = optim.list_untrained_paths(frozen, params)
+  held = optim.list_paths_without_gradients(frozen, params)
   assert held == {p for p in params if p.startswith(("embedding", "blocks/0", "blocks/1"))}
   # Compared with the same run without these parameters.
   small = {p: v for p, v in params.items() if p not in held}
@@ -42,8 +42,8 @@ def test_statistics_are_frozen_and_match_no_pattern(frozen):
   statistics = frozenset(own)
   transformation, _ = make(params | own, statistics=statistics, **args)
   assert (
-    optim.list_untrained_paths(frozen, params | own, statistics)
-    == optim.list_untrained_paths(frozen, params) | statistics
+    optim.list_paths_without_gradients(frozen, params | own, statistics)
+    == optim.list_paths_without_gradients(frozen, params) | statistics
   )
   after, _, state = walk(transformation, params | own, [g | jax.tree.map(jnp.ones_like, own) for g in gradients])
   expected, _, lean = walk(make(params, **args)[0], params, gradients)
@@ -52,9 +52,9 @@ def test_statistics_are_frozen_and_match_no_pattern(frozen):
   assert bytes_of(state) == bytes_of(lean)
   for pattern in ("norm/mean", "norm/(mean|var)"):
     with pytest.raises(ConfigError, match="matches no parameter"):
-      optim.list_untrained_paths((pattern,), params | own, statistics)
+      optim.list_paths_without_gradients((pattern,), params | own, statistics)
   with pytest.raises(ConfigError, match="no parameter would be trained"):
-    optim.list_untrained_paths((".*",), params | own, statistics)
+    optim.list_paths_without_gradients((".*",), params | own, statistics)
 
 
 @pytest.mark.heavy
@@ -119,7 +119,7 @@ def test_state_arrays_are_mapped_to_their_parameters(name, frozen):
     is_leaf=lambda x: isinstance(x, optax.MaskedNode),
   )
   assert jax.tree.structure(marked) == jax.tree.structure(shapes)
-  held = optim.list_untrained_paths(frozen, params)
+  held = optim.list_paths_without_gradients(frozen, params)
   marks = trees.flatten(marked)
   assert set(marks.values()) == ({*params} - held) | {"none"}
   for path, leaf in trees.flatten(shapes).items():

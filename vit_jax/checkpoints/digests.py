@@ -11,7 +11,7 @@ import numpy as np
 def fingerprint(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """Computes a fingerprint of each array on its devices.
 
-  A fingerprint is the sum modulo 2**32 of the words of an array, each mix with its position. Integer sums do not
+  A fingerprint is the sum modulo 2**32 of the words of an array, each mixed with its position. Integer sums do not
   depend on the order, so equal values have equal fingerprints on every mesh. The mixing function is the finalizer of
   MurmurHash3 (Appleby 2011), so any changed bit changes the sum.
 

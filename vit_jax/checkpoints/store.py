@@ -120,9 +120,9 @@ class Checkpoints:
         resources.callback(errors.close_directory, self._descriptor)
         with self._convert_write_errors():
           _remove_unfinished(self.directory)
-      self._alias_directory = resources.enter_context(aliases.alias_folder(self.directory))
+      self._orbax_directory = resources.enter_context(aliases.alias_folder(self.directory))
       with self._convert_write_errors():
-        self._manager = _Manager(self._alias_directory, options=options, item_handlers=_make_handlers())
+        self._manager = _Manager(self._orbax_directory, options=options, item_handlers=_make_handlers())
       self._resources = resources.pop_all()
 
   def list_steps(self) -> list[int]:
@@ -158,11 +158,10 @@ class Checkpoints:
 
   def _check_saved(self) -> None:
     """Raises OSError if the save that is about to be completed cannot be read. Called by Orbax in process 0."""
-    folder = self._alias_directory / str(
-      self._saving
-    )  # the final folder in a bucket, where an object marks a save as complete
+    # In a bucket, this is the final folder, because an object marks a save as complete.
+    folder = self._orbax_directory / str(self._saving)
     if not paths.is_in_bucket(folder):
-      started = [path for path in self._alias_directory.iterdir() if path.name.startswith(f"{self._saving}.")]
+      started = [path for path in self._orbax_directory.iterdir() if path.name.startswith(f"{self._saving}.")]
       (folder,) = [path for path in started if ocp.utils.is_tmp_checkpoint(epath.Path(path))]
     _, problem = try_read(lambda: check_readable(folder))
     if problem:
@@ -207,7 +206,7 @@ class Checkpoints:
 
   def _read(self, step: int, state: object, check: CheckDescription) -> tuple[Any, str | None]:
     """Returns ((state, about), None) for a step, or (None, problem). The result is the same on all processes."""
-    folder, wanted = self._alias_directory / str(step), trees.flatten(state)
+    folder, wanted = self._orbax_directory / str(step), trees.flatten(state)
 
     def read() -> tuple[Any, dict[str, Any]]:
       sealed = read_sealed_description(folder, check)

@@ -1,6 +1,7 @@
 """Loading of config files, and edits by `--config.KEY=VALUE` flags."""
 
 import ast
+import os
 import pathlib
 import re
 import types
@@ -115,8 +116,10 @@ def _explain_missing_file(path: str) -> str:
   named = [other for other in [*siblings, *known] if wanted and pathlib.Path(other).stem == wanted]
   if named:
     return f"--config: {kind}. Did you mean {show(named[0])}?"
-  # The files next to the missing one are often the recipes of a clone, which are then listed once.
-  if near := suggest_nearest(path, siblings if "/" in path and siblings else [*recipes, *siblings]):
+  # In a clone, the files next to the missing file may be the recipes. Each recipe is listed only once, in the form of
+  # the missing path.
+  same = {os.path.realpath(file) for file in recipes.values()} & {os.path.realpath(other) for other in siblings}
+  if near := suggest_nearest(path, siblings if same else [*recipes, *siblings]):
     return f"--config: {kind}.{near}"
   return f"--config: {kind}. Write a file that defines get_config(), see docs/extend/index.md"
 

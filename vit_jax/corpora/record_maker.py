@@ -88,10 +88,10 @@ class RecordMaker:
       if decoding.is_out_of_memory(error):
         raise self._create_memory_error(number) from error
       if isinstance(error, OSError) and error.errno not in OF_A_FILE:
-        reason = (
-          f"{self.source.place(number)}: {describe_image_error(error)}. Check that its disk or bucket is reachable"
-        )
-        raise ConfigError(reason) from error
+        place = self.source.place(number)
+        raise ConfigError(
+          f"{place}: {describe_image_error(error, place)}. Check that its disk or bucket is reachable"
+        ) from error
       return CorpusRecord(name, rejected=describe_image_error(error))
 
   def make_records(self, numbers: Iterable[int]) -> Iterator[CorpusRecord]:
@@ -125,9 +125,8 @@ class RecordMaker:
         raise self._create_memory_error(first) from error
       except OSError as error:
         if error.errno not in OF_A_FILE:
-          raise ConfigError(
-            f"{self.source.place(first)}: {describe_image_error(error)}. Check that it exists"
-          ) from error
+          place = self.source.place(first)
+          raise ConfigError(f"{place}: {describe_image_error(error, place)}. Check that it exists") from error
     for number in numbers:  # the records of a damaged block are tried one by one
       data = stored.pop(number, None)
       yield self.record(

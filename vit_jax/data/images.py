@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,8 +55,8 @@ class Images:
     reasons: description of the error of each skipped record, by record number.
     problem: first ImageError of any thread, or None.
     kept: cached images and their labels, by record number.
-    decoded: uint8 array with a bit for each record that was decoded completely before. A box of such a record can be
-      decoded alone. Processes may share the array.
+    decoded: uint8 array with one bit per record. The bit is 1 if the image was decoded completely. Boxes of such an
+      image can be decoded alone. Processes may share the array.
   """
 
   def __init__(
@@ -111,22 +112,21 @@ class Images:
     except ConfigError:  # concerns the data as a whole
       raise
     except (OSError, ValueError, MemoryError, cv2.error) as error:
+      place = self.source.place(record)
+      reason = f"{place}: {describe_image_error(error, place)}"
       if decoding.is_out_of_memory(error):
-        raise self.stop(
-          f"{self.source.place(record)}: {describe_image_error(error)}. Use fewer data.threads, and data.workers"
-        ) from error
+        raise self.stop(f"{reason}. Use fewer data.threads, and data.workers") from error
       if isinstance(error, OSError) and error.errno not in OF_A_FILE:
-        raise self.stop(
-          f"{self.source.place(record)}: {describe_image_error(error)}. Check that its disk or bucket is reachable"
-        ) from error
-      self._reject(record, error)
+        raise self.stop(f"{reason}. Check that its disk or bucket is reachable") from error
+      self._reject(record, reason, error)
       return None
 
   def reading(self) -> list[tuple[str, float]]:
     """Returns (description, seconds) of the records that are being read and prepared, the longest-running first."""
     now = time.monotonic()
     return [
-      (self.source.place(record), now - began) for record, began in sorted(self._reads.copy().values(), key=_start_time)
+      (self.source.place(record), now - start_time)
+      for record, start_time in sorted(self._reads.copy().values(), key=operator.itemgetter(1))
     ]
 
   def _prepare_and_label(self, record: int, prepare: Callable[[AnyImage], Made]) -> tuple[Made, Label]:
@@ -170,10 +170,8 @@ class Images:
     finally:
       del self._reads[me]
 
-  def _reject(self, record: int, error: Exception) -> None:
+  def _reject(self, record: int, reason: str, error: Exception) -> None:
     """Raises ImageError, or counts the record as skipped."""
-    place = self.source.place(record)
-    reason = f"{place}: {describe_image_error(error, place)}"
     if self.on_error == "raise":
       raise self.stop(f"{reason}. Fix it, or leave out such images with --{self.source.key}.on_error=skip") from error
     self.skip(record, reason)
@@ -247,8 +245,8 @@ def exceeds_max_bad(bad: int, records: int, max_bad: float) -> bool:
   return bad > max(BAD_FEW, max_bad * records) or bad == records > 0
 
 
-def _start_time(read: tuple[int, float]) -> float:
-  return read[1]
+def _contains_path(place: str, path: str) -> bool:
+  return place == path or repr(path) in place
 
 
 def describe_image_error(error: BaseException, place: str = "") -> str:
@@ -256,11 +254,12 @@ def describe_image_error(error: BaseException, place: str = "") -> str:
 
   Args:
     error: the error.
-    place: text before the description. A file that it contains is not named again.
+    place: text before the description: the path of a file, or a text with the quoted path. The description omits this
+      path.
   """
   if decoding.is_out_of_memory(error):
     text = "not enough memory"
-  elif isinstance(error, OSError) and error.strerror and error.filename and str(error.filename) in place:
+  elif isinstance(error, OSError) and error.strerror and _contains_path(place, str(error.filename)):
     text = error.strerror
   else:
     text = f"OpenCV: {error.err}" if isinstance(error, cv2.error) else str(error)

@@ -209,23 +209,23 @@ def select_subset(source: Source, records: Sequence[int] | np.ndarray) -> Source
     records: record numbers, in the new order.
   """
 
-  def select(function: Callable[[int], Value]) -> Callable[[int], Value]:
+  def renumber(function: Callable[[int], Value]) -> Callable[[int], Value]:
     return lambda i: function(int(records[i]))
 
   return dataclasses.replace(
     source,
     length=len(records),
-    read=select(source.read),
-    place=select(source.place),
-    identify=select(source.identify),
-    read_label=select(source.label),
+    read=renumber(source.read),
+    place=renumber(source.place),
+    identify=renumber(source.identify),
+    read_label=renumber(source.label),
     runs=None,  # neighbours in the subset are not always neighbours in the source
     corpora=(),
     epoch=None,
-    read_name=select(source.display_name),
-    shares=select(source.shares) if source.shares else None,
-    is_published=select(source.is_published),
-    masks=source.masks._replace(read=select(source.masks.read)) if source.masks else None,
+    read_name=renumber(source.display_name),
+    shares=renumber(source.shares) if source.shares else None,
+    is_published=renumber(source.is_published),
+    masks=source.masks._replace(read=renumber(source.masks.read)) if source.masks else None,
   )
 
 

@@ -100,9 +100,7 @@ def _make_examples(use: StoredWeights, files: Sequence[str], reasons: dict[int, 
     try:
       return preparation.prepare_file(locations.read_content(files[position])), 1.0
     except (OSError, ValueError, MemoryError, cv2.error) as error:
-      reasons[position] = (
-        error.strerror if isinstance(error, OSError) and error.strerror else describe_image_error(error)
-      ) or "?"
+      reasons[position] = describe_image_error(error, files[position]) or "?"
       return blank
 
   source = sources.Source(

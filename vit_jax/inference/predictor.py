@@ -128,7 +128,8 @@ class Predictor:
     try:
       return self._preparation.prepare_file(locations.read_content(os.fspath(image)))
     except (OSError, ValueError, MemoryError, cv2.error) as error:
-      raise ImageError(f"{os.fspath(image)}: {describe_image_error(error)}") from error
+      path = os.fspath(image)
+      raise ImageError(f"{path}: {describe_image_error(error, path)}") from error
 
   def preprocess(self, image: object) -> np.ndarray:
     """Returns an image as the model receives it: cropped, resized and normalised, float32 (S, S, 3).

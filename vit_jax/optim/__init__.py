@@ -13,7 +13,7 @@ from vit_jax.optim.rules import (
   adafactor,
   create_optimizer,
   lion,
-  list_untrained_paths,
+  list_paths_without_gradients,
   nadamw,
   optimizer,
   sam,

@@ -48,7 +48,7 @@ class Optimizer(NamedTuple):
   Attributes:
     transformation: the gradient transformation.
     schedule: function from step to learning rate.
-    untrained_paths: paths that gradients do not update, see `list_untrained_paths`.
+    paths_without_gradients: paths that gradients do not update, see `list_paths_without_gradients`.
     find_point: function (optimizer state, parameters) to the point at which the gradient is computed. None: the
       parameters.
     radius: length of SAM's ascent step from this point. None: no ascent step.
@@ -56,7 +56,7 @@ class Optimizer(NamedTuple):
 
   transformation: optax.GradientTransformation
   schedule: schedules.Schedule
-  untrained_paths: frozenset[str]
+  paths_without_gradients: frozenset[str]
   find_point: points.FindPoint | None = None
   radius: float | None = None
 
@@ -227,20 +227,20 @@ def optimizer(
     chain = points.average_iterates(chain, own.interpolation, rate)
     find_point = points.make_find_point(own.interpolation)
 
-  untrained_paths = list_untrained_paths(frozen, params, statistics)
-  if untrained_paths:
-    labels = trees.map_named(lambda path, _: "frozen" if path in untrained_paths else "trained", params)
+  paths_without_gradients = list_paths_without_gradients(frozen, params, statistics)
+  if paths_without_gradients:
+    labels = trees.map_named(lambda path, _: "frozen" if path in paths_without_gradients else "trained", params)
     chain = optax.partition({"trained": chain, "frozen": optax.set_to_zero()}, labels)
-  return Optimizer(chain, rate, untrained_paths, find_point, own.radius)
+  return Optimizer(chain, rate, paths_without_gradients, find_point, own.radius)
 
 
-def list_untrained_paths(
+def list_paths_without_gradients(
   patterns: Sequence[str], params: Params, statistics: frozenset[str] = frozenset()
 ) -> frozenset[str]:
   """Returns the paths that gradients do not update: the frozen parameters and all statistics.
 
   Args:
-    patterns: patterns of `frozen` for whole parameter paths.
+    patterns: regular expressions of `config.optim.frozen`. Each is compared with the whole path of a parameter.
     params: nested parameters, as arrays or as shapes.
     statistics: paths that the model updates itself. Patterns are not compared with these paths.
 

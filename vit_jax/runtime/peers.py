@@ -99,7 +99,7 @@ class Peers:
       self._turn.wait_for(lambda: self._mine is None or self._last is not None or self._closed.is_set())
       return self.stop_request if self._last is not None and poll >= self._last else None
 
-  def wait_for_reason(self, wait: float) -> tuple[int, str] | None:
+  def wait_for_exit_reason(self, wait: float) -> tuple[int, str] | None:
     """Returns the exit code and message for this process if another process has ended, or None.
 
     Args:
@@ -114,11 +114,11 @@ class Peers:
     text = f"process {number} ended with code {code}: {message or 'see its traceback'}"
     return code if code in exits.SHARED else exits.EXIT_PEER, text
 
-  def find_lost_process(self) -> tuple[int, str] | None:
+  def find_exit_reason(self) -> tuple[int, str] | None:
     """Returns (code, message) to end with if another process has ended or is silent, or None."""
     now = time.monotonic()
     if self._ended and now - self._ended > GRACE:
-      return self.wait_for_reason(0.0)
+      return self.wait_for_exit_reason(0.0)
     # A silent process can only be detected while process 0, which owns the store, answers.
     silent = self._silent()
     if now - self._heard > self._patience:
@@ -197,7 +197,7 @@ class Peers:
           self._store.set(f"{self._folder}/life/{self._me}", json.dumps([sign, self.status]))
         self._read(self._store.read_all(self._folder))
       except jax.errors.JaxRuntimeError:
-        continue  # a failure that persists is reported by `find_lost_process`
+        continue  # a failure that persists is reported by `find_exit_reason`
       self._heard = time.monotonic()
 
   def _read(self, table: Mapping[str, str]) -> None:

@@ -183,7 +183,7 @@ class Watch:
     self._reported = True
     code, message = exits.describe_exit(error, alone=False)
     if code == exits.EXIT_PEER:
-      known = self._peers.wait_for_reason(ACT)
+      known = self._peers.wait_for_exit_reason(ACT)
       if not known and (quiet := self._peers.find_quiet()):  # a process that was killed reports no reason
         code, message = exits.describe_exit(error, alone=False, gone=f"process {', '.join(map(str, quiet))}")
       self.leave(*(known or (code, message)))
@@ -302,7 +302,7 @@ class Watch:
   def _check_peers(self, peers: Peers, now: float) -> None:
     if self._requested_at is None and peers.stop_request:
       self._requested_at = now
-    if end := peers.find_lost_process():
+    if end := peers.find_exit_reason():
       self.leave(*end)
 
   def _check_stop(self, now: float) -> None:

@@ -6,4 +6,4 @@ implements.
 """
 
 from vit_jax.tasks.table import TASKS
-from vit_jax.tasks.task import Batch, Context, ContextShapes, FrozenModel, OpenFrozenModel, Task, TaskContext
+from vit_jax.tasks.task import Batch, Context, ContextShapes, FrozenModel, FrozenModelOpener, Task, TaskContext

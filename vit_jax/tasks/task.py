@@ -66,7 +66,7 @@ class FrozenModel(NamedTuple):
 
 
 # (key of the config, path, ema, prefix, sharding rules of task parameters) -> frozen model
-OpenFrozenModel = Callable[[str, str, bool | None, str | None, models.ShardingRules], FrozenModel]
+FrozenModelOpener = Callable[[str, str, bool | None, str | None, models.ShardingRules], FrozenModel]
 
 
 class TaskContext(NamedTuple):
@@ -89,7 +89,7 @@ class TaskContext(NamedTuple):
   model: models.Model
   patch: int | None
   augment: Callable[[int | None], Augmentation]
-  open_frozen_model: OpenFrozenModel
+  open_frozen_model: FrozenModelOpener
   pixels: Callable[[Tensor], Array]
   normalise: Callable[[Tensor], Array]
   normalised: Mapping[str, Channels]

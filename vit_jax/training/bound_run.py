@@ -34,7 +34,8 @@ class BoundOptim(Bound):
     """Returns the decay of the moving average as a function of the step, see `optim.create_average_decay`.
 
     Args:
-      total, count_steps: see `optim.create_average_decay`.
+      total: number of steps of the run.
+      count_steps: function that converts a duration to a number of steps.
     """
     return self.call(optim.create_average_decay, total, count_steps)
 

@@ -204,7 +204,7 @@ def make_task(
   model: models.Model,
   total: int,
   count_steps: Callable[[Duration], int],
-  open_frozen_model: tasks.OpenFrozenModel,
+  open_frozen_model: tasks.FrozenModelOpener,
 ) -> tasks.Task:
   """Creates the task of a run.
 
@@ -213,7 +213,7 @@ def make_task(
     model: the model on the mesh.
     total: number of steps of the run.
     count_steps: function that converts a duration to a number of steps.
-    open_frozen_model: function that describes a frozen model, see `make_frozen_model_opener`.
+    open_frozen_model: function that opens a frozen model, see `make_frozen_model_opener`.
 
   Raises:
     ConfigError: if an argument of the task is not compatible with the model or the data.
@@ -239,7 +239,7 @@ def make_task(
     return make(run.task, tasks.TASKS, supplied)
 
 
-def make_frozen_model_opener(run: BoundRun, grid: jax.sharding.Mesh, classes: Sequence[str]) -> tasks.OpenFrozenModel:
+def make_frozen_model_opener(run: BoundRun, grid: jax.sharding.Mesh, classes: Sequence[str]) -> tasks.FrozenModelOpener:
   """Returns the function that a task calls to get a frozen model, such as a teacher.
 
   Calls with the same arguments open the weights only once.
@@ -277,7 +277,7 @@ def _open_frozen_model(
   prefix: str | None,
   rules: models.ShardingRules,
 ) -> tasks.FrozenModel:
-  """Returns a description of the weights in a file or workdir, for images of the run's size.
+  """Opens the model in a weight file or workdir, for images of the run's size.
 
   For a weight file, only names and shapes are read. If a head is stored twice, its two last layers are also read and
   compared. For a workdir, the whole checkpoint is read. The result includes the task parameters that match a rule, such

@@ -94,9 +94,7 @@ def train(
           watch.step = step = step + 1
           session.log.add(step, metrics, session.batches.skipped)
           if step < experiment.total:
-            if due := experiment.find_due_evals(step):
-              session.log.write_due(step)  # the line of the step precedes the lines of its evaluations
-            evaluate(session, due, step, state)
+            evaluate(session, experiment.find_due_evals(step), step, state)
             if step % experiment.save_every == 0:
               save(session, step, state)
             watch.poll()
@@ -191,7 +189,7 @@ def open_session(
   )
   resources.callback(store.close)
   with watch.phase("restore"):
-    state, about = restore_or_start(experiment, store, timer, weights)
+    state, about = restore_or_create_state(experiment, store, timer, weights)
     frozen_weights, frozen_digests = experiment.load_frozen_weights(about.get("frozen"))
     for model in experiment.task.frozen_models.values():
       for note in model.notes:
@@ -265,7 +263,7 @@ def load_result(workdir: pathlib.Path, total: int) -> dict[str, Any] | None:
   return result
 
 
-def restore_or_start(
+def restore_or_create_state(
   experiment: Experiment,
   store: checkpoints.Checkpoints,
   timer: goodput.GoodputTracker,
@@ -295,7 +293,7 @@ def restore_or_start(
   if jax.process_index() == 0:
     files.write_text(workdir / "config.json", config.dumps(experiment.run))
   if saved is None:
-    return experiment.create_initial_state(load_starting_weights(experiment) if weights is None else weights), {}
+    return experiment.create_initial_state(load_initial_weights(experiment) if weights is None else weights), {}
   state, about = saved
   before = about.get("identity")
   splits = provenance.compare_splits(before["data"], experiment.images.source) if before else []
@@ -305,7 +303,7 @@ def restore_or_start(
   return state, {"frozen": {}} | about
 
 
-def load_starting_weights(experiment: Experiment, flag: str = "config.init.from") -> dict[str, np.ndarray]:
+def load_initial_weights(experiment: Experiment, flag: str = "config.init.from") -> dict[str, np.ndarray]:
   """Returns the weights of `config.init` on the host, and prints notes on how the weights were adapted.
 
   Args:
@@ -421,6 +419,7 @@ def evaluate(session: Session, due: Mapping[str, Eval], step: int, state: steps.
   """
   if not due:
     return {}
+  session.log.write_due(step)  # the line of the step precedes the lines of its evaluations
   with session.log.phase("evaluation", step):
     try:
       measured = session.experiment.evaluate(due, state, session.watch.poll)

@@ -107,7 +107,7 @@ def make_program(
   micro_batches, shard_rows = sharding.make_micro_batch_sharding(grid), sharding.shard_rows(grid)
   check_memory(model.description.model.name, grid, state_shapes)
   constrain_params = functools.partial(jax.lax.with_sharding_constraint, shardings=params)
-  gradient = make_gradient(task.objective, optimizer.untrained_paths)
+  gradient = make_gradient(task.objective, optimizer.paths_without_gradients)
   gradient = accumulate_gradients(gradient, micro_batches, accumulate=accumulate)
   if optimizer.radius is not None:
     gradient = ascend_before_gradients(gradient, optimizer.radius)
@@ -145,12 +145,13 @@ def init_state(
   return State(jnp.zeros((), jnp.int32), params, ema, transformation.init(params))
 
 
-def make_gradient(loss: Loss, untrained_paths: frozenset[str]) -> Gradient:
+def make_gradient(loss: Loss, paths_without_gradients: frozenset[str]) -> Gradient:
   """Returns a function that computes the gradients of a task's loss.
 
   Args:
     loss: function (params, context, examples, key) -> (loss, (metrics, statistics)).
-    untrained_paths: paths of the parameters that are not trained. Their gradients are zeros and need no backward pass.
+    paths_without_gradients: paths of the parameters that are not trained. Their gradients are zeros and need no
+      backward pass.
 
   Returns:
     A function (params, context, examples, key) -> (gradients, metrics, statistics).
@@ -159,8 +160,8 @@ def make_gradient(loss: Loss, untrained_paths: frozenset[str]) -> Gradient:
   def function(
     params: Params, context: tasks.Context, examples: Examples, key: jax.Array
   ) -> tuple[Params, Metrics, Params]:
-    held = {path: value for path, value in params.items() if path in untrained_paths}
-    moving = {path: value for path, value in params.items() if path not in untrained_paths}
+    held = {path: value for path, value in params.items() if path in paths_without_gradients}
+    moving = {path: value for path, value in params.items() if path not in paths_without_gradients}
     differentiate = jax.value_and_grad(lambda moving: loss(held | moving, context, examples, key), has_aux=True)
     (value, (metrics, statistics)), gradients = differentiate(moving)
     return gradients | jax.tree.map(jnp.zeros_like, held), {"loss": value, **metrics}, statistics

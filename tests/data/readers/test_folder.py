@@ -48,13 +48,18 @@ def test_classes_of_split_folders_are_numbered_by_name(tmp_path):
   assert train.place(i) == f"folder, split 'train', record {i} (file '{tmp_path}/train/b/10.JPG')"
 
 
-def test_path_of_the_training_split_has_a_note_about_its_neighbours(tmp_path):
+def test_path_of_the_training_split_has_a_note_about_unused_splits(tmp_path, monkeypatch):
   files = [f"train/{label}/{i}.png" for label in "ab" for i in range(5)]
   path = write(tmp_path, *files)
   assert "not used" not in folder(f"{path}/train", holdout=0.2).note
-  write(tmp_path, "test/a/1.png", "test/b/1.png", "val/a/1.png", "val/b/1.png")
-  note = f"; not used: 'val' and 'test' in {path!r}. To use all splits, set config.data.path to this folder"
+  write(tmp_path, "test/a/1.png", "test/b/1.png", "val/a/1.png", "val/b/1.png", "valid/a/1.png")
+  note = f"; not used: 'val', 'test' in {path!r}. To use these splits, set config.data.path={path}"
   assert note in folder(f"{path}/train", holdout=0.2).note
+  monkeypatch.chdir(f"{path}/train")
+  assert note in folder(".", holdout=0.2).note
+  (tmp_path / "valid/a/1.png").unlink()
+  (tmp_path / "valid/a").rmdir()
+  (tmp_path / "valid").rmdir()
   assert "not used" not in folder(path).note
 
 

@@ -93,11 +93,10 @@ def folder(
     return [file for file, _ in list_used_records()]
 
   def fingerprint() -> Fingerprint:
-    sizes, times = zip(*root.read_stamps(list_used_files()), strict=True)
-    digest = sources.digest
-    return sources.Fingerprint(
-      digest(list_used_records()), digest(sorted(list_used_files())), digest(sizes), digest(times)
-    )
+    records, digest = list_used_records(), sources.digest
+    names = [file for file, _ in records]
+    sizes, times = zip(*root.read_stamps(names), strict=True)
+    return sources.Fingerprint(digest(records), digest(sorted(names)), digest(sizes), digest(times))
 
   source = sources.assemble(
     name,
@@ -172,7 +171,7 @@ def _list_files(
   if "" in folders and "all" not in used and (held := sum(map(len, drawn["test"]))):
     count = held + sum(map(len, drawn["train"]))
     note += f"; held out for testing as 'test': {held:,} of the {count:,} images (holdout={holdout:g})"
-    note += folder_layout.describe_neighbours(tree.root)
+    note += folder_layout.describe_unused_splits(tree.root)
   absent = sources.parse_split_names([splits.train]) - drawn.keys()  # reported later, with the right directory
   if validation and splits.val is None and not absent:
     drawn, held = _split_validation(drawn, splits.train, validation)

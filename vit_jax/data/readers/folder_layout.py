@@ -1,7 +1,9 @@
 """The layout of an image folder: detection of directories of classes or splits, and advice for wrong paths."""
 
 import collections
+import os
 import pathlib
+import shlex
 from collections.abc import Sequence
 
 from vit_jax.data import sources
@@ -9,10 +11,8 @@ from vit_jax.data.readers import locations
 from vit_jax.data.readers.tree import EXTENSIONS, FolderTree, extension, format_counts
 from vit_jax.schema import ConfigError, format_amount, get_current_key
 
-# Names of directories of splits, in order of preference.
-TRAINING = ("train", "training")
-VALIDATION = ("val", "valid", "validation", "dev")
-TESTING = ("test", "testing")
+TRAINING, TESTING = "train", "test"  # default names of splits
+VALIDATION = ("val", "valid", "validation", "dev")  # the first of these directories contains the validation images
 DEEP, LOOKED = 3, 1000  # for advice in errors: number of levels and of directories to search for a better path
 
 
@@ -57,20 +57,19 @@ def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
   return bool(holding)
 
 
-def describe_neighbours(root: locations.Folder) -> str:
-  """Returns a note if a directory of classes is the training split of a directory with other splits, or "".
+def describe_unused_splits(root: locations.Folder) -> str:
+  """Returns a note about a test split next to a directory of training images that a run does not use, or "".
 
   Args:
-    root: the directory of classes. Neighbours in a bucket are not listed, because this takes requests.
+    root: the directory of classes. In a bucket, other splits are not searched, because each search is a request.
   """
-  if not isinstance(root, locations.DiskFolder) or root.root.name not in TRAINING:
+  path = pathlib.Path(os.path.abspath(root.root)) if isinstance(root, locations.DiskFolder) else pathlib.Path()
+  if path.name != TRAINING or not os.path.isdir(path.parent / TESTING):
     return ""
-  above = root.root.absolute().parent
-  others = [name for name in (*VALIDATION, *TESTING) if (above / name).is_dir()]
-  if not others:
-    return ""
-  named = " and ".join(map(repr, others))
-  return f"; not used: {named} in {str(above)!r}. To use all splits, set {get_current_key('path')} to this folder"
+  others = [name for name in VALIDATION if os.path.isdir(path.parent / name)][:1]
+  named = ", ".join(map(repr, [*others, TESTING]))
+  above = shlex.quote(str(path.parent))
+  return f"; not used: {named} in {str(path.parent)!r}. To use these splits, set {get_current_key('path')}={above}"
 
 
 def suggest_subdirectory(tree: FolderTree, top: Sequence[str], splits: sources.Splits) -> str:
