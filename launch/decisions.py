@@ -249,7 +249,9 @@ def _decide_by_look(run: Run, state: State, observation: Observation) -> Decisio
   if look.state == states.DONE:
     return _end_run(run, state, observation, "done", errors.DONE, look.detail, summary="done")
   allowed = {states.QUEUED: limits.queue, states.STARTING: limits.provision, states.REPAIRING: limits.repair}
-  if waited <= allowed.get(look.state, -1.0):
+  # A single answer may be false, and without reports nothing contradicts it.
+  otherwise = limits.silence if observation.reports is None else -1.0
+  if waited <= allowed.get(look.state, otherwise):
     return state, []
   if look.state == states.QUEUED:
     text = f"no capacity within {limits.queue / 3600:.1f} h: {look.detail}"

@@ -1,8 +1,8 @@
-"""Tests the launcher with long random sequences of faults: python -m tests.campaigns.launcher [STEPS]
+"""Tests the launcher with long random sequences of faults: python -m tests.campaigns.launcher [STEPS] [--seed S]
 
-The campaign runs the state machine of tests/launch/test_properties.py with new random sequences, for at least STEPS
-steps. The cloud loses, delays, duplicates and falsifies responses. Clocks jump and processes die. Two laptops and gc
-act at the same time.
+The campaign runs the state machine of tests/launch/test_properties.py with random sequences, for at least STEPS steps.
+The cloud loses, delays, duplicates and falsifies responses. Clocks jump and processes die. Two laptops and gc act at
+the same time.
 
 20,000 steps take a few minutes. The campaign prints the number of steps. The exit code is 1 if an invariant failed.
 """
@@ -43,14 +43,16 @@ def main() -> int:
   """Runs the sequences and returns the exit code."""
   parser = argparse.ArgumentParser("python -m tests.campaigns.launcher", description=__doc__)
   parser.add_argument("steps", nargs="?", type=int, default=20_000, metavar="STEPS")
+  parser.add_argument("--seed", type=int, default=0, help="seed of the sequences")
   args = parser.parse_args()
   start = time.monotonic()
   while Counted.steps < args.steps:
+    seeded = hypothesis.seed(f"{args.seed}/{Counted.steps}")(Counted)
     settings = hypothesis.settings(
       max_examples=SEQUENCES, stateful_step_count=LENGTH, deadline=None, database=None, derandomize=False,
       suppress_health_check=list(hypothesis.HealthCheck),
     )  # fmt: skip
-    stateful.run_state_machine_as_test(Counted, settings=settings)
+    stateful.run_state_machine_as_test(seeded, settings=settings)
     counts = ", ".join(f"{count} {name}" for name, count in sorted(Counted.seen.items()))
     print(f"{Counted.steps} steps in {time.monotonic() - start:.0f} s: {counts}", flush=True)
   return 0

@@ -182,3 +182,10 @@ def test_accepted_attempt_survives_false_absences():
     ("fault", {"kind": "look absent", "times": 3, "word": "deleting"}),
     ("watch", {"first": 0, "pause": 15, "turns": 31}),
   )  # fmt: skip
+
+
+def test_one_false_loss_without_reports_deletes_no_healthy_attempt():
+  run_sequence(
+    ("watch", {"first": 0, "pause": 40, "turns": 3}), ("bucket", {"away": True}),
+    ("fault", {"kind": "look ill", "times": 1, "word": "lost"}), ("run_and_watch", {"laptop": 0}),
+  )  # fmt: skip
