@@ -6,6 +6,7 @@ codes: 0 finished, 2 user error, 42 stopped on request (run the command again), 
 
 import contextlib
 import fnmatch
+import functools
 import json
 import pathlib
 import shlex
@@ -117,12 +118,12 @@ def main(words: Sequence[str] | None = None) -> None:
         print_line(f"  {line}")
       if arguments.parameters:
         print_line(cli.format_parameters(experiment.state_shapes.params, experiment.model.statistics))
-      draws = run.log.images and not has_state and runtime.process_index() == 0
-      pictures = draw_first_batch(run, experiment.images.source) if draws else {}
+      draws = run.log.images and runtime.process_index() == 0
+      draw = functools.partial(draw_first_batch, run, experiment.images.source) if draws else None
       start_time = goodput.get_program_start()
       tracking = live_tracking.LiveTracking(workdir, None if runtime.process_index() else run.log.tracker)
       with tracking:
-        result = loop.train(experiment, workdir, arguments.profile, watch, weights, start_time, pictures)
+        result = loop.train(experiment, workdir, arguments.profile, watch, weights, start_time, draw)
   print_result(result)
   print_line(f"\n  figures   {workdir / 'result.json'}")
   print_line(f"  curves    tensorboard {schema.texts.format_flag('logdir', workdir / 'tensorboard')}")

@@ -187,8 +187,8 @@ def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_p
   parts = dataclasses.replace(parts, run=dataclasses.replace(parts.run, log=log))
   png = plots.render_png(plots.draw_image_grid([], []), 20)
   with pytest.raises(InterruptedError):
-    loop.train(runs.dying(parts, 5), tmp_path, pictures={"first batch": png})
-  loop.train(parts, tmp_path, pictures={"first batch": png})
+    loop.train(runs.dying(parts, 5), tmp_path, draw_pictures=lambda: {"first batch": png})
+  loop.train(parts, tmp_path, draw_pictures=lambda: {"first batch": png})
   drawn, texts = shown(tmp_path)
   assert texts == {"config": [(0, f"```\n{config.dumps(parts.run)}```")]}
   assert drawn["first batch"] == [(0, png)]
@@ -202,7 +202,7 @@ def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_p
   made = training_log.TrainingLog(
     parts, tmp_path / "other", 0, timer := goodput.GoodputTracker(), timer.phase, Store(), {}
   )
-  made.begin({"first batch": png})
+  made.write_config()
   made.draw(12, {"": None})
   assert not (tmp_path / "other").exists()
 

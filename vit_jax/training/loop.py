@@ -36,7 +36,7 @@ def train(
   watch: runtime.Watch | None = None,
   weights: dict[str, np.ndarray] | None = None,
   start_time: float | None = None,
-  pictures: Mapping[str, bytes] | None = None,
+  draw_pictures: Callable[[], Mapping[str, bytes]] | None = None,
 ) -> dict[str, Any]:
   """Trains until the end, starting from the newest checkpoint if there is one.
 
@@ -48,7 +48,7 @@ def train(
     weights: {path: host array} of initial weights for a run without a checkpoint. By default the weights of
       `config.init`.
     start_time: start time of the program in seconds since the epoch. By default the current time.
-    pictures: {name: PNG} for TensorBoard, written before the first step.
+    draw_pictures: function that returns {name: PNG} for TensorBoard. It is called once, after the first step.
 
   Returns:
     The contents of result.json.
@@ -71,7 +71,7 @@ def train(
     watch.step = step = int(state.step)
     if problem := comparison.find_stop_reason(session.certificate, experiment, step):  # in an earlier attempt
       raise convert_to_exit(runtime.Preempted(runtime.EXIT_OFF_TRACK, problem), step, workdir)
-    session.log.begin(pictures or {})
+    session.log.write_config()
     print_line(
       f"continues at step {step} of {experiment.total}" if step else f"{format_amount(experiment.total, 'step')} to go"
     )
@@ -93,6 +93,8 @@ def train(
           session.log.write_due(step)  # writes earlier steps, so that the devices always have work
           watch.step = step = step + 1
           session.log.add(step, metrics, session.batches.skipped)
+          if step == 1 and draw_pictures:
+            session.log.draw_first(draw_pictures)
           if step < experiment.total:
             evaluate(session, experiment.find_due_evals(step), step, state)
             if step % experiment.save_every == 0:

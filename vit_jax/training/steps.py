@@ -122,8 +122,10 @@ def make_program(
     task.uses_average,
     optimizer.find_point,
   )
+  # XLA compiles the initial values for CPUs twice as fast at this level, with equal bits.
+  options = {"xla_backend_optimization_level": 1} if grid.devices.flat[0].platform == "cpu" else None
   return Program(
-    jax.jit(init, out_shardings=shardings),
+    jax.jit(init, out_shardings=shardings, compiler_options=options),
     jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step)),
     state_shapes,
   )

@@ -230,15 +230,20 @@ class TrainingLog:
           f"{step:>7}  reached {time_to_target.format_target(self._target)} after {self._target['hours']:,.3g} h"
         )
 
-  def begin(self, pictures: Mapping[str, bytes]) -> None:
-    """Writes the config and pictures to TensorBoard if the run starts at its first step.
-
-    Args:
-      pictures: maps names to bytes of PNG files.
-    """
+  def write_config(self) -> None:
+    """Writes the config to TensorBoard if the run starts at its first step."""
     if self._start == 0:
       self._writer.write_text(0, "config", f"```\n{config.dumps(self._experiment.run)}```")
-      for name, png in pictures.items():
+
+  def draw_first(self, draw: Callable[[], Mapping[str, bytes]]) -> None:
+    """Writes the line of the first step, then draws pictures of its batch for TensorBoard.
+
+    Args:
+      draw: function that returns PNG files by name.
+    """
+    self.write_due(1)
+    with self.clock.phase("start"):  # not part of the time of a step
+      for name, png in draw().items():
         self._writer.write_image(0, name, png)
 
   def draw(self, step: int, measured: Mapping[str, Outcome]) -> None:
