@@ -38,7 +38,8 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
   if look:
     state = replace(state, absent=state.absent + 1 if look.state == states.ABSENT else 0)
   if look and look.state != state.look:
-    state = replace(state, look=look.state, look_since=observation.now)
+    same = look.state in states.GONE and state.look in states.GONE
+    state = replace(state, look=look.state, look_since=state.look_since if same else observation.now)
   if look and not state.exists and (look.hosts or look.state in (states.READY, states.REPAIRING)):
     expires = min(state.expires, observation.now + _time_left(run, state))
     state = replace(state, exists=observation.now, expires=expires)
@@ -242,15 +243,16 @@ def _decide_by_look(run: Run, state: State, observation: Observation) -> Decisio
   state = replace(state, seen=True)
   if look.state == states.READY:
     return _check_workers(run, state, observation)
-  if state.exists and look.state in (states.STARTING, states.REPAIRING) and _is_past(state, observation, limits.grace):
+  temporary = (states.STARTING, states.REPAIRING, *states.GONE)
+  if state.exists and look.state in temporary and _is_past(state, observation, limits.grace):
     return _replace_machines(run, state, observation, "expired", f"it reached its time limit: {look.detail}")
   if look.state == states.FAILED:
     return _handle_refusal(run, state, observation, look)
   if look.state == states.DONE:
     return _end_run(run, state, observation, "done", errors.DONE, look.detail, summary="done")
   allowed = {states.QUEUED: limits.queue, states.STARTING: limits.provision, states.REPAIRING: limits.repair}
-  # A single answer may be false, and without reports nothing contradicts it.
-  otherwise = limits.silence if observation.reports is None else -1.0
+  # A single answer may be false, and after an outage of the bucket the reports that contradict it are late.
+  otherwise = limits.silence if observation.reports is None else 0.0
   if waited <= allowed.get(look.state, otherwise):
     return state, []
   if look.state == states.QUEUED:

@@ -134,13 +134,13 @@ class Mailbox:
   @guard_function("the run's directory")
   def read_attempt(self) -> Attempt:
     """Returns the description of the attempt. Raises LaunchError if it does not exist."""
-    item = self.storage.read(f"{self._here}/spec.json")
+    item = self.storage.read(name := f"{self._here}/spec.json")
     if item is None:
       raise LaunchError(f"there is no attempt {self._here[1:]} in the run's directory")
-    values: dict[str, Any] = _parse_file(dict, item)
-    found = _parse_file(Attempt, item, run=spec.loads(values.get("run", "")))
+    values: dict[str, Any] = _parse_file(dict, name, item)
+    found = _parse_file(Attempt, name, item, run=spec.loads(values.get("run", "")))
     if not 0 < found.expires < 1e11 or found.number < 1 or found.seconds < 0:  # seconds of a calendar
-      raise UnknownError("a file of the run's directory is not in the format of `launch` (its number or its time)")
+      raise UnknownError(f"{name} in the run's directory is not in the format of `launch` (its number or its time)")
     return found
 
   def begin(self, now: float) -> float:
@@ -150,7 +150,7 @@ class Mailbox:
       self.storage.write(name, json.dumps({"began": now}).encode(), 0)
     except FileExistsError:
       item = self.storage.read(name)
-      values: dict[str, Any] = _parse_file(dict, item) if item else {}
+      values: dict[str, Any] = _parse_file(dict, name, item) if item else {}
       found = values.get("began")
       if not isinstance(found, (int, float)) or not 0 < found < 1e11:
         raise UnknownError(f"{name} contains no time") from None
@@ -171,8 +171,8 @@ class Mailbox:
   @guard_function("the run's directory")
   def read_order(self) -> Order:
     """Returns the last order; without one, the order to run the first try."""
-    item = self.storage.read(f"{self._here}/order.json")
-    return _parse_file(Order, item) if item else Order()
+    item = self.storage.read(name := f"{self._here}/order.json")
+    return _parse_file(Order, name, item) if item else Order()
 
   @guard_function("the run's directory")
   def write_report(self, report: WorkerReport) -> None:
@@ -197,11 +197,11 @@ class Mailbox:
   @guard_function("the run's directory")
   def read_report(self, worker: int) -> tuple[WorkerReport, float] | None:
     """Returns (report, its age in seconds) of one worker, or None without a report."""
-    item = self.storage.read(f"{self._here}/w{worker:02d}.json")
+    item = self.storage.read(name := f"{self._here}/w{worker:02d}.json")
     if item is None:
       return None
     self.clock = max(self.clock, item.now)
-    found = _parse_file(WorkerReport, item, worker=worker)
+    found = _parse_file(WorkerReport, name, item, worker=worker)
     texts: dict[str, Any] = {
       key: join_lines(value) for key, value in vars(found).items() if isinstance(value, str) and key != "tail"
     }
@@ -222,8 +222,8 @@ class Mailbox:
     )
 
 
-def _parse_file(kind: type[T], item: StoredFile, **changes: object) -> T:
-  """Returns the values of a file, which everybody who may write to the bucket can change. Raises Garbage."""
+def _parse_file(kind: type[T], name: str, item: StoredFile, **changes: object) -> T:
+  """Returns the values of a file, which everybody who may write to the bucket can change. Raises FormatError."""
   try:
     found = kind(**json.loads(item.content) | changes)
     for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
@@ -234,7 +234,7 @@ def _parse_file(kind: type[T], item: StoredFile, **changes: object) -> T:
       if not isinstance(value, allowed) or (field.type is not bool and wrong):
         raise TypeError(f"{field.name} has a wrong type, or is too large")
   except (ValueError, TypeError, RecursionError) as error:
-    raise FormatError(f"a file of the run's directory is not in the format of `launch` ({error})") from error
+    raise FormatError(f"{name} in the run's directory is not in the format of `launch` ({error})") from error
   return found
 
 

@@ -23,6 +23,7 @@ LOST = "lost"  # preempted, suspended or terminated: never ready again
 FAILED = "failed"  # refused, with the reason in `detail`; or a JobSet that used up its restarts
 DONE = "done"  # a JobSet that succeeded
 DELETING = "deleting"
+GONE = (ABSENT, LOST, DELETING)  # the machines are not used again
 STATES = (ABSENT, QUEUED, STARTING, READY, REPAIRING, LOST, FAILED, DONE, DELETING)
 
 

@@ -189,10 +189,15 @@ class Watcher:
     except (UnknownError, LaunchError) as error:
       self._report("look", f"{self._run.get_attempt_name(attempt)}: {error}; the machines continue")
     try:
-      reports, order = files.read_reports(self._run.workers), files.read_order()
+      reports = files.read_reports(self._run.workers)
       self._reported.pop("reports", None)
     except (UnknownError, LaunchError) as error:
       self._report("reports", f"reports of the workers: {error}; the machines continue")
+    try:
+      order = files.read_order()
+      self._reported.pop("order", None)
+    except (UnknownError, LaunchError) as error:
+      self._report("order", f"order to the workers: {error}; the machines continue")
     for worker in files.unreadable:
       self._warn_once(f"report {worker}", f"w{worker:02d}: its report is not in the format of `launch`, and is ignored")
     self._check_clocks(now, reports or {})

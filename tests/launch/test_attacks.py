@@ -94,8 +94,10 @@ def test_running_programs_prove_that_their_machines_are_ready():
   reports = {worker: (WorkerReport(worker, phase=mailbox.RUNNING, step=1), 1.0) for worker in range(run.workers)}
   state, _ = decisions.decide(run, state, Observation(NOW, states.MachineStatus(states.REPAIRING, "ill"), reports))
   assert state.seen and state.ready == NOW
-  for _ in range(errors.LOOKS):  # the machine deleted itself, so the same attempt is not requested again
-    state, actions = decisions.decide(run, state, Observation(NOW + 9000, states.MachineStatus(states.ABSENT), {}))
+  for number in range(errors.LOOKS):  # the machine deleted itself, so the same attempt is not requested again
+    state, actions = decisions.decide(
+      run, state, Observation(NOW + 9000 + number, states.MachineStatus(states.ABSENT), {})
+    )
   assert state.stage == states.DELETING and "create" not in [action.verb for action in actions]
 
 

@@ -185,12 +185,12 @@ def test_progress_reports_outweigh_bad_health_of_machines(word):
   assert world.watch_to_end().state.end[0] == errors.DONE and world.made == [1]
 
 
-def test_lost_and_silent_machines_are_replaced_within_75_seconds():
+def test_lost_and_silent_machines_are_replaced_within_90_seconds():
   world = World(run(), total=3000).until(running)
   before = world.now
   world.preempt(False)
   world.until(lambda w: w.state.stage != WATCHING)
-  assert world.now - before <= 75
+  assert world.now - before <= 90
 
 
 # Quota.

@@ -82,9 +82,9 @@ class Launcher(stateful.RuleBasedStateMachine):
   def fault(self, kind, times, word):
     self.universe.fault(kind, times, word)
 
-  @stateful.rule(away=st.booleans())
-  def bucket(self, away):
-    self.universe.away = away
+  @stateful.rule(away=st.booleans(), workers=st.booleans())
+  def bucket(self, away, workers=False):
+    self.universe.away, self.universe.workers_away = away, workers
 
   @stateful.rule(laptop=LAPTOPS, seconds=st.sampled_from([-86400.0, -3600.0, 0.0, 3600.0, 86400.0, 1e7]))
   def clock_jumps(self, laptop, seconds):
@@ -189,3 +189,30 @@ def test_one_false_loss_without_reports_deletes_no_healthy_attempt():
     ("watch", {"first": 0, "pause": 40, "turns": 3}), ("bucket", {"away": True}),
     ("fault", {"kind": "look ill", "times": 1, "word": "lost"}), ("run_and_watch", {"laptop": 0}),
   )  # fmt: skip
+
+
+def test_one_false_loss_after_an_outage_deletes_no_healthy_attempt():
+  run_sequence(
+    ("watch", {"first": 0, "pause": 40, "turns": 3}), ("bucket", {"away": True, "workers": True}),
+    ("laptops_sleep", {"seconds": 300}), ("fault", {"kind": "look ill", "times": 1, "word": "lost"}),
+    ("bucket", {"away": False, "workers": True}), ("run_and_watch", {"laptop": 0}),
+  )  # fmt: skip
+
+
+def test_damaged_order_does_not_hide_that_a_program_has_finished():
+  universe = Universe()
+  try:
+    universe.start(0, begin=True)
+    for _ in range(20):
+      universe.turn(0)
+      universe.tick(15)
+    universe.machines[1].worker = "finished"
+    universe.tick(10)
+    universe.machines[1].worker = "silent"  # its last report remains
+    universe.files["a1/order.json"] = b'{"try_": "x"', 10**6, universe.now
+    for _ in range(10):
+      universe.turn(0)
+      universe.tick(15)
+    assert not universe.live() and "a1/order.json in the run's directory is not in the format" in universe.output
+  finally:
+    universe.close()

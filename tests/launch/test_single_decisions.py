@@ -1,6 +1,7 @@
 """Tests of single decisions, which the scenarios of test_decisions.py reach only by chance."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.launch.world import run
 NOW = 1e9
 LIVE = State(attempt=1, try_=1, stage=WATCHING, since=NOW - 500, look=states.READY, look_since=NOW - 400, seen=True,
              ready=NOW - 400, exists=NOW - 400, answered=NOW - 490, starting=NOW - 400, expires=NOW + 9000)  # fmt: skip
+LOST = dataclasses.replace(LIVE, look=states.LOST, look_since=NOW - 15)  # seen lost once
 GOING = dataclasses.replace(LIVE, stage=states.DELETING, since=NOW - 60, retry=NOW - 1, end=(0, "done"))
 
 
@@ -34,8 +36,31 @@ def test_single_absence_of_a_deleted_attempt_is_ignored():
 
 @pytest.mark.parametrize(("ages", "believed"), [((1, 1, 1, 1), False), ((1, 1, 1), True), ((1, 1, 1, 900), True)])
 def test_only_fresh_reports_of_all_workers_outweigh_bad_health(ages, believed):
-  state, _ = decide(LIVE, states.LOST, reports=make_reports(*ages))
+  state, _ = decide(LOST, states.LOST, reports=make_reports(*ages))
   assert (state.stage == states.DELETING) == believed
+
+
+@pytest.mark.parametrize("word", states.GONE)
+@pytest.mark.parametrize("reports", [None, {}, make_reports(900, 900, 900, 900)])
+def test_a_single_answer_that_machines_are_gone_is_ignored(word, reports):
+  state, actions = decide(LIVE, word, reports=reports)
+  assert state.stage == WATCHING and not actions
+  back, _ = decide(state, states.READY, reports=reports)
+  assert back.stage == WATCHING and back.look == states.READY
+
+
+@pytest.mark.parametrize(("reports", "seconds"), [({}, 15), (None, run().limits.silence + 15)])
+def test_machines_whose_state_alternates_between_gone_states_are_replaced(reports, seconds):
+  state, now, words = LIVE, NOW, itertools.cycle([states.LOST, states.DELETING])
+  while state.stage == WATCHING:
+    state, _ = decisions.decide(run(), state, Observation(now, states.MachineStatus(next(words)), reports))
+    now += 15
+  assert now - 15 - NOW == seconds
+
+
+def test_lost_machines_are_not_waited_for_after_their_limit():
+  state, _ = decide(dataclasses.replace(LIVE, expires=NOW - 1000), states.LOST)
+  assert state.stage == states.DELETING
 
 
 @pytest.mark.parametrize(("clock", "expired"), [(NOW + 9500, False), (0.0, True), (NOW - 9500, False)])
@@ -70,7 +95,7 @@ def test_attempt_is_not_created_after_a_failed_deletion():
 
 
 def test_stop_order_ends_a_run_with_lost_machines():
-  state, _ = decide(LIVE, states.LOST, order=mailbox.Order(1, stop=True))
+  state, _ = decide(LOST, states.LOST, reports={}, order=mailbox.Order(1, stop=True))
   assert state.end[0] == errors.DETACHED and state.stage == states.DELETING
 
 
@@ -94,7 +119,7 @@ def test_machine_time_starts_with_the_first_worker():
 
 def test_last_reports_of_lost_machines_are_not_failures():
   rows = {w: (mailbox.WorkerReport(w, 1, mailbox.EXITED, exit=1), 1.0) for w in range(4)}
-  state, _ = decide(dataclasses.replace(LIVE, trouble=NOW - 300), states.LOST, reports=rows)
+  state, _ = decide(dataclasses.replace(LOST, trouble=NOW - 300), states.LOST, reports=rows)
   assert state.failures == 0 and state.lost == 1
   state, _ = decide(dataclasses.replace(LIVE, trouble=NOW - 300), states.READY, reports=rows)
   assert state.failures == 1 and state.lost == 0
@@ -129,7 +154,8 @@ def test_executed_order_has_no_further_effect():
 def test_single_absence_of_a_live_attempt_is_ignored():
   state, actions = decide(LIVE, states.ABSENT)
   assert state.stage == WATCHING and not actions
-  assert decide(state, states.ABSENT)[0].stage == states.DELETING
+  state = dataclasses.replace(state, look_since=NOW - 15)
+  assert decide(state, states.ABSENT, reports={})[0].stage == states.DELETING
 
 
 @pytest.mark.parametrize(("answered", "verbs"), [(NOW - 10, []), (NOW - 100, ["create"]), (0.0, ["create"])])

@@ -31,6 +31,7 @@ class Universe:
   def __init__(self):
     self.now, self.generation, self.files, self.machines = START, 0, {}, {}
     self.arriving, self.answered, self.faults, self.away, self.lied = [], {}, {}, False, False
+    self.workers_away = False  # whether the bucket does not answer the workers either
     self.delay, self.calls, self.kill_at, self.laptop = 10.0, 0, 0, 0
     self.queue, self.provision, self.removal = 30.0, 60.0, 30.0
     self.skews, self.clocks, self.watches = [0.0, 0.0], [ServiceClock(), ServiceClock()], [None, None]
@@ -139,7 +140,7 @@ class Universe:
       m.state = states.STARTING
     elif m.state == states.STARTING and age >= self.queue + self.provision:
       m.state, m.ready = states.READY, self.now
-    if m.state == states.READY and m.worker != "silent":
+    if m.state == states.READY and m.worker != "silent" and not (self.away and self.workers_away):
       self._report(m)
 
   def _report(self, m):
