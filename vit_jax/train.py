@@ -118,8 +118,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print_line(f"  {line}")
       if arguments.parameters:
         print_line(cli.format_parameters(experiment.state_shapes.params, experiment.model.statistics))
-      draws = run.log.images and runtime.process_index() == 0
-      draw = functools.partial(draw_first_batch, run, experiment.images.source) if draws else None
+      draw = functools.partial(draw_first_batch, run, experiment.images.source) if run.log.images else None
       start_time = goodput.get_program_start()
       tracking = live_tracking.LiveTracking(workdir, None if runtime.process_index() else run.log.tracker)
       with tracking:
@@ -175,8 +174,10 @@ def draw_first_batch(run: BoundRun, source: sources.Source) -> dict[str, bytes]:
     source: the training images.
 
   Returns:
-    Maps names to bytes of PNG files.
+    Maps names to bytes of PNG files. Only the first process draws. The others return an empty dict.
   """
+  if runtime.process_index() != 0:
+    return {}
   from vit_jax.reports import preview  # drawing libraries are slow to import
 
   return {"first batch": preview.draw_batch(run, source)}

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import time
 
 import jax
 import jax.numpy as jnp
@@ -205,6 +206,20 @@ def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_p
   made.write_config()
   made.draw(12, {"": None})
   assert not (tmp_path / "other").exists()
+
+
+def test_slow_drawing_of_the_first_batch_is_not_part_of_a_step(parts, tmp_path, capsys):
+  run = dataclasses.replace(parts.run, limits=dataclasses.replace(parts.run.limits, step=3.0))
+  printed = []
+
+  def draw():
+    printed.append(capsys.readouterr().out)
+    time.sleep(5)
+    return {}
+
+  result = loop.train(dataclasses.replace(parts, run=run), tmp_path, draw_pictures=draw)
+  assert len(printed) == 1 and "compiled, training" in printed[0]
+  assert result["goodput"]["training_prep"] > 5 > result["goodput"]["steps"]
 
 
 @pytest.mark.long

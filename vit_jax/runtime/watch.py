@@ -124,7 +124,7 @@ class Watch:
   def __init__(self, limits: config.Limits | None = None, again: str | None = None) -> None:
     self.limits = limits or config.Limits()
     self._saves = again is None
-    self._again = f"the same command {'continues from the last checkpoint' if self._saves else again}"
+    self._again = f"the same command {'continues from the last checkpoint, if there is one' if self._saves else again}"
     self._later = "the same command continues" if self._saves else self._again
     self.step = -1
     self._phase, self._since = "start", time.monotonic()
@@ -318,7 +318,7 @@ class Watch:
         self.leave(code, f"{message}; saving did not finish within {waited:.0f} s (config.limits.stop) "
                           f"and was abandoned: the same command continues from the previous checkpoint")  # fmt: skip
     elif self._phase in BEFORE_STEPS:
-      doing = {"start": "the start", "compile": "compilation", "restore": "the restore"}[self._phase]
+      doing = {"start": "the start", "compile": "compilation", "restore": "the start"}[self._phase]
       self.leave(code, f"{message} during {doing}; no work is lost, {self._later}")
     elif waited > self._patience():
       self.leave(code, f"{message} during {self._phase}, which did not end; {self._again}")

@@ -48,7 +48,7 @@ def train(
     weights: {path: host array} of initial weights for a run without a checkpoint. By default the weights of
       `config.init`.
     start_time: start time of the program in seconds since the epoch. By default the current time.
-    draw_pictures: function that returns {name: PNG} for TensorBoard. It is called once, after the first step.
+    draw_pictures: function that returns {name: PNG} for TensorBoard. All processes call it once, after the first step.
 
   Returns:
     The contents of result.json.
@@ -94,7 +94,10 @@ def train(
           watch.step = step = step + 1
           session.log.add(step, metrics, session.batches.skipped)
           if step == 1 and draw_pictures:
-            session.log.draw_first(draw_pictures)
+            session.log.write_due(step)
+            with watch.phase("evaluation"), session.timer.phase("start"):  # not a part of the second step
+              session.log.write_pictures(0, draw_pictures())
+              runtime.barrier("drawn")  # otherwise the other processes wait for the first one in their second step
           if step < experiment.total:
             evaluate(session, experiment.find_due_evals(step), step, state)
             if step % experiment.save_every == 0:

@@ -235,16 +235,15 @@ class TrainingLog:
     if self._start == 0:
       self._writer.write_text(0, "config", f"```\n{config.dumps(self._experiment.run)}```")
 
-  def draw_first(self, draw: Callable[[], Mapping[str, bytes]]) -> None:
-    """Writes the line of the first step, then draws pictures of its batch for TensorBoard.
+  def write_pictures(self, step: int, pictures: Mapping[str, bytes]) -> None:
+    """Writes pictures to TensorBoard.
 
     Args:
-      draw: function that returns PNG files by name.
+      step: number of completed steps.
+      pictures: PNG files by name.
     """
-    self.write_due(1)
-    with self.clock.phase("start"):  # not part of the time of a step
-      for name, png in draw().items():
-        self._writer.write_image(0, name, png)
+    for name, png in pictures.items():
+      self._writer.write_image(step, name, png)
 
   def draw(self, step: int, measured: Mapping[str, Outcome]) -> None:
     """Writes pictures of an evaluation to TensorBoard.
@@ -265,8 +264,8 @@ class TrainingLog:
       if isinstance(outcome.details, AccuracyDetails) and not prefix.endswith("ema_"):
         run, prefix = self._experiment.run, prefix or "test/"
         data = run.evals[prefix[:-1]].data or run.data
-        for name, png in draw_predictions(outcome.details, data).items():
-          self._writer.write_image(step, prefix + name, png)
+        drawn = draw_predictions(outcome.details, data)
+        self.write_pictures(step, {prefix + name: png for name, png in drawn.items()})
     self._drawing += time.perf_counter() - start_time
 
   def flush(self) -> None:
