@@ -24,7 +24,8 @@ from vit_jax.evals.metrics import is_share
 from vit_jax.parallel import hardware
 from vit_jax.runtime import devices, print_line, settings, streams
 from vit_jax.schema import ConfigError, suggestions
-from vit_jax.schema.errors import format_names, show
+from vit_jax.schema.errors import format_names, make_printable, show
+from vit_jax.schema.texts import format_flag
 from vit_jax.storage import errors, hub_addresses, paths
 
 CONFIG = "file or name of a recipe, or either with :argument; --config.KEY=VALUE changes a value"  # help of --config
@@ -115,6 +116,8 @@ class Parser(argparse.ArgumentParser):
       advice = f" {flag} cannot be combined with --config.KEY=VALUE."
     if not any(word.startswith("-") for word in unknown):
       first = next(iter(unknown))
+      if first.startswith("config.") and groups:
+        return f"unexpected {show(first)}. Did you mean {format_flag(*first.partition('=')[::2])}?"
       return f"unexpected {show(first)}. Quote a value that contains spaces: --flag='a b'"
     flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
     return f"unknown {flags}.{suggestions.join_suggestions(found)} Allowed: {format_names(fitting)}.{advice}"
@@ -369,12 +372,18 @@ def run_verb(verb: Callable[[], None]) -> None:
     sys.exit(code)
 
 
+class _PrintableFormatter(logging.Formatter):
+  def format(self, record: logging.LogRecord) -> str:
+    text = super().format(record)
+    return make_printable(text, len(text))
+
+
 def configure_logging() -> None:
   """Shows the warnings of this package, and hides messages of libraries that repeat raised errors."""
   logging.basicConfig(level=logging.WARNING)
   for handler in logging.root.handlers:
     if type(handler) is logging.StreamHandler:  # of this call, or of a library that has logged during its import
-      handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+      handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
   logging.getLogger("tensorflow").setLevel(logging.ERROR)
   # If a save fails, Orbax's threads print pages in addition to the raised error. Beam does the same for an image.
   for library in ("absl", "asyncio", "apache_beam.runners.common"):

@@ -132,8 +132,7 @@ def _print_model(weights: str, use: stored.StoredWeights, chosen: Any) -> None:
     print_line(f"  {make_printable(note)}")
   if chosen.ignored:
     print_line(
-      "  no images: "
-      + format_names(f"{count:,} {suffix or 'files'}" for suffix, count in sorted(chosen.ignored.items()))
+      "  ignored: " + format_names(f"{count:,} {suffix or 'files'}" for suffix, count in sorted(chosen.ignored.items()))
     )
 
 

@@ -46,7 +46,7 @@ def test_broken_config_file_is_an_error_with_its_cause(tmp_path, body, message):
 
 
 def test_missing_config_file_suggests_a_similar_file(tmp_path):
-  (tmp_path / "digits.py").write_text("")
+  (tmp_path / "digits.py").write_text("def get_config(): ...")
   with pytest.raises(ConfigError, match=r"no file.*Did you mean '.*digits.py'"):
     flags.load_config(str(tmp_path / "digit.py"))
 
@@ -169,12 +169,13 @@ def test_wrong_path_suggests_the_nearest_recipe(clone, path, meant):
 
 def test_misspelt_recipe_is_suggested_although_the_folder_has_other_files(clone):
   (clone / "setup.py").touch()
+  (clone / "mine.py").write_text("from configs.digits import get_config")
   with pytest.raises(ConfigError) as error:
     flags.load_config("digitz")
-  problem, allowed = "--config: no file or recipe 'digitz'.", "ablations/position, digits, folder, setup.py"
+  problem, allowed = "--config: no file or recipe 'digitz'.", "ablations/position, digits, folder, mine.py"
   assert str(error.value) == f"{problem} Did you mean 'digits'? Allowed: {allowed}."
-  with pytest.raises(ConfigError, match=r"Did you mean 'setup\.py'\?"):
-    flags.load_config("setpu.py")
+  with pytest.raises(ConfigError, match=r"Did you mean 'mine\.py'\?"):
+    flags.load_config("mnie.py")
   with pytest.raises(ConfigError, match=r"Did you mean '(configs/digits.py)'\? Allowed: \1, configs/folder.py\.$"):
     flags.load_config("configs/digitz.py")
 

@@ -1,5 +1,8 @@
 """Tests of flag texts: they are parsed like values in configs, and are never executed."""
 
+import os
+import subprocess
+
 import pytest
 
 from vit_jax import schema
@@ -62,3 +65,14 @@ def test_invalid_percentage_is_refused(text):
 )
 def test_passwords_of_addresses_are_hidden(text, shown):
   assert texts.hide_passwords(text) == shown
+
+
+@pytest.mark.parametrize(
+  "text", ["a b", "", "it's", "\x1b[31m\n'\\", "\x85\u202eö", os.fsdecode(b"\xff'"), "$(touch x)\t"]
+)
+def test_quoted_word_is_printable_and_a_shell_reads_the_text(text):
+  word = texts.quote_word(text)
+  assert word.isprintable()
+  environment = {"LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]}
+  done = subprocess.run(["bash", "-c", f"printf %s {word}"], stdout=subprocess.PIPE, env=environment, check=True)
+  assert done.stdout == os.fsencode(text)

@@ -98,6 +98,13 @@ def find_example() -> str:
   return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
+def _defines_config(file: pathlib.Path) -> bool:
+  try:
+    return b"get_config" in file.read_bytes()
+  except OSError:  # a directory, or a file without permission
+    return False
+
+
 def _explain_missing_file(path: str) -> str:
   """Returns the message for a --config that is not a file.
 
@@ -109,7 +116,7 @@ def _explain_missing_file(path: str) -> str:
     kind = f"{show(path)} is a folder, not a file.{advice or ' Name a Python file in it'}"
   else:
     kind = f"no file {'' if file.suffix == '.py' or '/' in path else 'or recipe '}{show(path)}"
-  siblings = [str(other) for other in sorted(file.parent.glob("*.py")) if other.is_file()]
+  siblings = [str(other) for other in sorted(file.parent.glob("*.py")) if _defines_config(other)]
   here, recipes = pathlib.Path.cwd(), list_recipes()
   known = [str(file.relative_to(here)) if file.is_relative_to(here) else name for name, file in recipes.items()]
   wanted = file.name.removesuffix(".py")

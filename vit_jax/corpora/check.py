@@ -20,7 +20,7 @@ from vit_jax.data.images import ImageError, Images
 from vit_jax.data.readers import tree
 from vit_jax.data.readers.folder import SHARE
 from vit_jax.data.sources import Source
-from vit_jax.schema import Choice, ConfigError, enter_key, format_amount, make, texts
+from vit_jax.schema import Choice, ConfigError, enter_key, escape_line, format_amount, make, texts
 from vit_jax.storage import paths
 
 SECONDS = 3.0  # maximum duration of a check at the start of a run
@@ -125,12 +125,12 @@ def check_folder_images(data: EvalData, splits: Iterable[Source], root: pathlib.
     bad |= {source.identify(record): reason for record, reason in reasons.items()}
     records += len(source)
     too_many = too_many or images.exceeds_max_bad(len(reasons), len(source), data.max_bad)
-  lines = [f"{name}: {reason}" for name, reason in sorted(bad.items())]
+  lines = [f"{escape_line(name)}: {reason}" for name, reason in sorted(bad.items())]
   if skipped and not too_many:
     if lines:
       more = f" and {len(lines) - SHOWN:,} more" if len(lines) > SHOWN else ""
       count = f"{len(lines):,} of {format_amount(records, 'image')}"
-      names = ", ".join(sorted(bad)[:SHOWN])
+      names = ", ".join(map(escape_line, sorted(bad)[:SHOWN]))
       logging.warning("%s in %r will be skipped: %s%s", count, str(root), names, more)
     return None
   if not lines:
@@ -183,7 +183,9 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> Folde
       "--check: only folders on a disk can be checked. Images in a bucket are checked when they are prepared"
     )
   if not root.is_dir():
-    raise ConfigError(f"--check: no folder {str(root)!r}")
+    raise ConfigError(
+      f"--check: {str(root)!r} is a file. Name a folder" if root.exists() else f"--check: no folder {str(root)!r}"
+    )
   if aside and aside.resolve().is_relative_to(root.resolve()):
     raise ConfigError(
       f"--move-bad: {str(aside)!r} is inside {str(root)!r} and would become one of its classes. Use a directory "
@@ -209,7 +211,7 @@ def check_images(root: pathlib.Path, aside: pathlib.Path | None = None) -> Folde
     )
   with ProgressScreen("checking", len(source)) as screen:
     bad = find_problems(Images(source, "raise", *BOUNDS), screen.add)
-  lines = [f"bad: {ascii(walked.images[i])[1:-1]}: {reason}" for i, reason in bad.items()]
+  lines = [f"bad: {escape_line(walked.images[i])}: {reason}" for i, reason in bad.items()]
   before = _record_splits(root) if aside and bad else None
   stayed = [words for i in bad if (words := move_aside(root, aside, walked.images[i]))] if aside else []
   remaining = len(stayed if aside else bad)
@@ -364,7 +366,7 @@ def move_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None
   """
   file, target = root / name, aside / name
   if not file.parent.resolve().is_relative_to(root.resolve()):
-    return f"not moved: {ascii(name)[1:-1]}: a link leads to it, and it is outside of the folder"
+    return f"not moved: {escape_line(name)}: a link leads to it, and it is outside of the folder"
   try:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -376,7 +378,7 @@ def move_aside(root: pathlib.Path, aside: pathlib.Path, name: str) -> str | None
     file.unlink()
   except OSError as error:
     reason = "a file of this name already exists" if isinstance(error, FileExistsError) else error.strerror
-    return f"not moved: {ascii(name)[1:-1]}: {reason}"
+    return f"not moved: {escape_line(name)}: {reason}"
   return None
 
 

@@ -173,7 +173,8 @@ class Images:
   def _reject(self, record: int, reason: str, error: Exception) -> None:
     """Raises ImageError, or counts the record as skipped."""
     if self.on_error == "raise":
-      raise self.stop(f"{reason}. Fix it, or leave out such images with --{self.source.key}.on_error=skip") from error
+      skip = f"Fix it, or leave out such images with --{self.source.key}.on_error=skip"
+      raise self.stop(f"{reason}. {'Restore it' if isinstance(error, FileNotFoundError) else skip}") from error
     self.skip(record, reason)
 
   def skip(self, record: int, reason: str) -> None:

@@ -5,12 +5,13 @@ import difflib
 import logging
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import BinaryIO, NamedTuple
 
 from vit_jax.data.readers import locations
 from vit_jax.data.readers.tree import EXTENSIONS
 from vit_jax.schema import ConfigError, show
+from vit_jax.schema.errors import format_names
 from vit_jax.storage import paths
 from vit_jax.storage.files import get_local_path, parse_json
 
@@ -51,6 +52,7 @@ def collect_files(words: Iterable[str], stdin: BinaryIO) -> Inputs:
       found.
   """
   ignored, words, came = collections.Counter(), list(words), []
+  _check_existence(words)
   files = [file for word in words for file in _expand_word(word, stdin, ignored, came)]
   if not files and not came and set(words) == {STDIN}:
     raise ConfigError(
@@ -78,7 +80,7 @@ def _expand_word(word: str, stdin: BinaryIO, ignored: collections.Counter[str], 
 
 
 def _find_files(text: str, ignored: collections.Counter[str], explicit: bool) -> Iterator[str]:
-  """Yields the files at a path. With `explicit`, the path must exist."""
+  """Yields the files at a path. With `explicit`, an object of a bucket must exist."""
   path = paths.expand_home(paths.parse_path(text, bare=True))
   if path.suffix.lower() in MANIFESTS:
     yield from _read_manifest(path)
@@ -86,16 +88,33 @@ def _find_files(text: str, ignored: collections.Counter[str], explicit: bool) ->
     yield from _list_bucket(path, ignored, explicit)
   elif path.is_dir():
     yield from _list_folder(path, ignored)
-  elif explicit and not os.path.lexists(path):
-    near = sorted(str(other) for other in path.parent.glob("*")) if path.parent.is_dir() else []
-    raise ConfigError(f"{show(text)} does not exist.{_suggest_path(str(path), near)}")
   else:
     yield str(path)
 
 
-def _suggest_path(text: str, near: list[str]) -> str:
-  close = difflib.get_close_matches(text, near, n=1)
-  return f" Did you mean {show(close[0])}?" if close else " Specify files, folders, a manifest, or - for paths on stdin"
+def _check_existence(words: Iterable[str]) -> None:
+  """Raises an error that names all files and folders of the command line that do not exist."""
+  found = {word: paths.expand_home(paths.parse_path(word, bare=True)) for word in words if word != STDIN}
+  absent = {word: path for word, path in found.items() if not (_is_checked_later(path) or os.path.lexists(path))}
+  if not absent:
+    return
+  word, path = next(iter(absent.items()))
+  near = sorted(other.name for other in path.parent.glob("*")) if path.parent.is_dir() else []
+  advice = _suggest_path(path.name.lower(), {name.lower(): str(path.parent / name) for name in near})
+  others = format_names(map(show, list(absent)[1:]))
+  raise ConfigError(f"{show(word)} does not exist.{advice}" + (f" Also absent: {others}" if others else ""))
+
+
+def _is_checked_later(path: pathlib.Path) -> bool:
+  return path.suffix.lower() in MANIFESTS or paths.is_in_bucket(path)
+
+
+def _suggest_path(name: str, near: Mapping[str, str]) -> str:
+  """Returns a suggestion of a path with a similar name. `near` contains paths by name, in lower case."""
+  close = difflib.get_close_matches(name, near, n=1, cutoff=0.75)
+  if close:
+    return f" Did you mean {show(near[close[0]])}?"
+  return " Specify files, folders, a manifest, or - for paths on stdin"
 
 
 def _list_folder(root: pathlib.Path, ignored: collections.Counter[str]) -> Iterator[str]:

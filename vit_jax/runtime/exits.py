@@ -123,7 +123,7 @@ def describe_exit(
   if isinstance(error, RuntimeError) and text == "can't start new thread":
     return EXIT_CONFIG, "error: no further thread can be started. Raise the limit of processes (ulimit -u, or pids.max)"
   if isinstance(error, KeyboardInterrupt):
-    return EXIT_INTERRUPTED, "interrupted; the same command starts or continues it"
+    return EXIT_INTERRUPTED, "interrupted (Ctrl-C); the same command starts or continues it"
   if isinstance(error, jax.errors.JaxRuntimeError):
     if "RESOURCE_EXHAUSTED" in text:
       advice = "use a smaller config.batch, or a larger config.optim.accumulate, config.mesh.fsdp or config.model.remat"

@@ -8,7 +8,15 @@ contains the table: `crop: Annotated[Choice, CROPS]`. A second list of keys is t
 
 from vit_jax.schema.binding import bind, convert, make, preset
 from vit_jax.schema.bound import Bound
-from vit_jax.schema.errors import ConfigError, UnknownKeyError, enter_key, get_current_key, show, suggest_nearest
+from vit_jax.schema.errors import (
+  ConfigError,
+  UnknownKeyError,
+  enter_key,
+  escape_line,
+  get_current_key,
+  show,
+  suggest_nearest,
+)
 from vit_jax.schema.signatures import read_keywords
 from vit_jax.schema.tables import DerivedTable, Table, Variants, lookup
 from vit_jax.schema.texts import Text, format_amount

@@ -114,6 +114,15 @@ def make_printable(text: str, most: int = LONGEST) -> str:
   return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
+def escape_line(text: str) -> str:
+  """Returns a text on one line, with characters that cannot be printed as escapes.
+
+  Args:
+    text: any text, such as a file name from a dataset.
+  """
+  return make_printable(text, len(text)).replace("\n", "\\n")
+
+
 def show(value: object) -> str:
   """Returns the `repr` of a value, shortened for a message."""
   if isinstance(value, ml_collections.ConfigDict):
@@ -131,7 +140,7 @@ def format_names(names: Iterable[Any], most: int = 40) -> str:
     names: the names.
     most: maximum number of names in the text.
   """
-  names = [make_printable(str(name), SHOWN).replace("\n", "\\n") for name in names]
+  names = [escape_line(make_printable(str(name), SHOWN)) for name in names]
   return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
 
 

@@ -33,7 +33,25 @@ def format_flag(key: str, value: object) -> str:
     value: the value. A list is written without spaces.
   """
   text = str(value).replace(" ", "") if isinstance(value, tuple | list) else str(value)
-  return f"--{key}={shlex.quote(text)}"
+  return f"--{key}={quote_word(text)}"
+
+
+def quote_word(text: str) -> str:
+  """Quotes a text for a shell if necessary. Only printable characters are used.
+
+  Args:
+    text: any text. The form $'...' of bash and zsh replaces characters that cannot be printed by escapes.
+  """
+  return shlex.quote(text) if text.isprintable() else f"$'{''.join(map(_escape_character, text))}'"
+
+
+def _escape_character(character: str) -> str:
+  code = ord(character)
+  if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
+    return f"\\x{code - 0xDC00:02x}"
+  if character in "\\'":
+    return f"\\{character}"
+  return character if character.isprintable() else f"\\U{code:08x}"
 
 
 def hide_passwords(text: str) -> str:

@@ -223,7 +223,8 @@ def _open_directory(path: str) -> locations.DiskFolder | locations.BucketFolder:
   if path and (root / "dataset_info.json").exists():
     raise ConfigError(f"{path!r} is a prepared dataset. Set config.data.name=tfds to read it", "path")
   if not path or not root.is_dir():
-    raise ConfigError(f"no folder {path!r}. Name one with {known}", "path")
+    kind = f"{path!r} is a file, not a folder" if path else f"no folder {path!r}"
+    raise ConfigError(f"{kind}. Name a folder with {known}", "path")
   return locations.DiskFolder(root)
 
 

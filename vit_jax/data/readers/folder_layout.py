@@ -3,13 +3,13 @@
 import collections
 import os
 import pathlib
-import shlex
 from collections.abc import Sequence
 
 from vit_jax.data import sources
 from vit_jax.data.readers import locations
 from vit_jax.data.readers.tree import EXTENSIONS, FolderTree, extension, format_counts
 from vit_jax.schema import ConfigError, format_amount, get_current_key
+from vit_jax.schema.texts import format_flag
 
 TRAINING, TESTING = "train", "test"  # default names of splits
 VALIDATION = ("val", "valid", "validation", "dev")  # the first of these directories contains the validation images
@@ -68,8 +68,8 @@ def describe_unused_splits(root: locations.Folder) -> str:
     return ""
   others = [name for name in VALIDATION if os.path.isdir(path.parent / name)][:1]
   named = ", ".join(map(repr, [*others, TESTING]))
-  above = shlex.quote(str(path.parent))
-  return f"; not used: {named} in {str(path.parent)!r}. To use these splits, set {get_current_key('path')}={above}"
+  flag = format_flag(get_current_key("path"), str(path.parent))
+  return f"; not used: {named} in {str(path.parent)!r}. To use these splits, set {flag} and a new --workdir"
 
 
 def suggest_subdirectory(tree: FolderTree, top: Sequence[str], splits: sources.Splits) -> str:
