@@ -38,8 +38,11 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
   if look:
     state = replace(state, absent=state.absent + 1 if look.state == states.ABSENT else 0)
   if look and look.state != state.look:
-    same = look.state in states.GONE and state.look in states.GONE
-    state = replace(state, look=look.state, look_since=state.look_since if same else observation.now)
+    state = replace(state, look=look.state, look_since=observation.now)
+  if look and look.state == states.READY:
+    state = replace(state, gone_since=0.0)
+  elif look and look.state in states.GONE and state.seen and not state.gone_since:
+    state = replace(state, gone_since=observation.now)
   if look and not state.exists and (look.hosts or look.state in (states.READY, states.REPAIRING)):
     expires = min(state.expires, observation.now + _time_left(run, state))
     state = replace(state, exists=observation.now, expires=expires)
@@ -62,7 +65,7 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
 
 def _correct_times(run: Run, state: State, now: float) -> State:
   """Corrects a state for a clock that was set back: no time is in the future, no wait is longer than its limit."""
-  past = ("since", "look_since", "ready", "exists", "answered", "trouble", "starting")
+  past = ("since", "look_since", "gone_since", "ready", "exists", "answered", "trouble", "starting")
   state = replace(state, **{key: min(getattr(state, key), now) for key in past})
   allowed = _time_left(run, state) if state.exists else _longest_life(run, state)
   retry = state.retry if state.retry <= now + run.limits.poll * LONGEST_RETRY else now
@@ -251,9 +254,12 @@ def _decide_by_look(run: Run, state: State, observation: Observation) -> Decisio
   if look.state == states.DONE:
     return _end_run(run, state, observation, "done", errors.DONE, look.detail, summary="done")
   allowed = {states.QUEUED: limits.queue, states.STARTING: limits.provision, states.REPAIRING: limits.repair}
-  # A single answer may be false, and after an outage of the bucket the reports that contradict it are late.
-  otherwise = limits.silence if observation.reports is None else 0.0
-  if waited <= allowed.get(look.state, otherwise):
+  if look.state in states.GONE:
+    # One answer may be false. After an outage, current reports arrive late. Therefore the machines are replaced after a
+    # second answer, or after `limits.silence` if no report can be read.
+    waited = observation.now - (state.gone_since or observation.now)
+    allowed[look.state] = limits.silence if observation.reports is None else 0.0
+  if waited <= allowed[look.state]:
     return state, []
   if look.state == states.QUEUED:
     text = f"no capacity within {limits.queue / 3600:.1f} h: {look.detail}"

@@ -261,8 +261,8 @@ TABLE = (
   ),
   Assumption(
     "run directory: reports", "one JSON object per worker", "the worker is alive and made progress", "`limits.silence`",
-    "Treated as a worker without a report. Machines that look lost are replaced after a second look, or after "
-    "`limits.silence` if no report can be read.",
+    "Treated as a worker without a report. Machines that look lost are replaced if the next look agrees. Without "
+    "readable reports, this takes `limits.silence`.",
   ),
   Assumption(
     "run directory: Date header", "the service's time", "all deadlines", "continued by the monotonic clock",

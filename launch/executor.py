@@ -362,7 +362,7 @@ class Executor:
   # Between programs.
 
   def _check(self) -> mailbox.Order:
-    """Returns the last order. Raises End if the attempt must end."""
+    """Returns the last order. Raises AttemptEnd if the attempt must end."""
     order = self.reporter.order
     self.reporter.check()
     self._check_time()

@@ -134,7 +134,8 @@ class Mailbox:
   @guard_function("the run's directory")
   def read_attempt(self) -> Attempt:
     """Returns the description of the attempt. Raises LaunchError if it does not exist."""
-    item = self.storage.read(name := f"{self._here}/spec.json")
+    name = f"{self._here}/spec.json"
+    item = self.storage.read(name)
     if item is None:
       raise LaunchError(f"there is no attempt {self._here[1:]} in the run's directory")
     values: dict[str, Any] = _parse_file(dict, name, item)
@@ -171,7 +172,8 @@ class Mailbox:
   @guard_function("the run's directory")
   def read_order(self) -> Order:
     """Returns the last order; without one, the order to run the first try."""
-    item = self.storage.read(name := f"{self._here}/order.json")
+    name = f"{self._here}/order.json"
+    item = self.storage.read(name)
     return _parse_file(Order, name, item) if item else Order()
 
   @guard_function("the run's directory")
@@ -197,7 +199,8 @@ class Mailbox:
   @guard_function("the run's directory")
   def read_report(self, worker: int) -> tuple[WorkerReport, float] | None:
     """Returns (report, its age in seconds) of one worker, or None without a report."""
-    item = self.storage.read(name := f"{self._here}/w{worker:02d}.json")
+    name = f"{self._here}/w{worker:02d}.json"
+    item = self.storage.read(name)
     if item is None:
       return None
     self.clock = max(self.clock, item.now)

@@ -23,7 +23,7 @@ LOST = "lost"  # preempted, suspended or terminated: never ready again
 FAILED = "failed"  # refused, with the reason in `detail`; or a JobSet that used up its restarts
 DONE = "done"  # a JobSet that succeeded
 DELETING = "deleting"
-GONE = (ABSENT, LOST, DELETING)  # the machines are not used again
+GONE = (ABSENT, LOST, DELETING)  # the machines do not exist, or will not become ready
 STATES = (ABSENT, QUEUED, STARTING, READY, REPAIRING, LOST, FAILED, DONE, DELETING)
 
 
@@ -188,6 +188,7 @@ class State:
     expires: time at which the attempt ends itself; before it is ready, the latest possible time.
     stage: one of the stages above. since: its start.
     look: the last known state of the machines. look_since: time since which it is the same.
+    gone_since: time of the first look that found the machines gone, without a ready one since then; or 0.
     seen: the attempt was observed. ready: time at which it was first ready, or 0.
     exists: time at which its first machine was observed, or 0. From then on it may be billed.
     answered: when the last creation was answered. absent: consecutive answers that the attempt does not exist.
@@ -214,6 +215,7 @@ class State:
   since: float = 0.0
   look: str = ""
   look_since: float = 0.0
+  gone_since: float = 0.0
   seen: bool = False
   ready: float = 0.0
   exists: float = 0.0

@@ -43,6 +43,7 @@ class Watcher:
     self._lease = make_lease(run)
     self._code = event_log.code
     self._force = force
+    self._orders: dict[int, mailbox.Order] = {}  # the last order that could be read, by its attempt
     self._reported: dict[str, Any] = {}  # {subject: time.monotonic() of its last line, or its text}
     self._warned: set[str | int] = set()  # workers, and this machine, whose wrong clocks or reports were reported
     self._refusal: LaunchError | None = None
@@ -189,20 +190,25 @@ class Watcher:
     except (UnknownError, LaunchError) as error:
       self._report("look", f"{self._run.get_attempt_name(attempt)}: {error}; the machines continue")
     try:
-      reports = files.read_reports(self._run.workers)
+      reports, order = files.read_reports(self._run.workers), self._read_order(files)
       self._reported.pop("reports", None)
     except (UnknownError, LaunchError) as error:
+      reports = None
       self._report("reports", f"reports of the workers: {error}; the machines continue")
-    try:
-      order = files.read_order()
-      self._reported.pop("order", None)
-    except (UnknownError, LaunchError) as error:
-      self._report("order", f"order to the workers: {error}; the machines continue")
     for worker in files.unreadable:
       self._warn_once(f"report {worker}", f"w{worker:02d}: its report is not in the format of `launch`, and is ignored")
     self._check_clocks(now, reports or {})
     self._check_own_clock()
     return Observation(now, look, reports, order, refusal, files.clock)
+
+  def _read_order(self, files: mailbox.Mailbox) -> mailbox.Order | None:
+    """Returns the order to the workers. If its file is damaged, this is the last order that could be read."""
+    attempt = self.state.attempt
+    try:
+      self._orders = {attempt: files.read_order()}
+    except mailbox.FormatError as error:
+      self._warn_once("order", f"{error}, and is ignored")
+    return self._orders.get(attempt)
 
   def _act(self, action: Action, state: State) -> State:
     """Carries out an action, and returns the state after it."""

@@ -65,7 +65,7 @@ SHORT = [
   ("images", "png"),
   ("files", "sweep:"),
   ("configs", "40"),
-  ("launcher", "1000"),
+  ("launcher", "1000", "--seed=0"),
 ]
 
 

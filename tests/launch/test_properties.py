@@ -1,6 +1,6 @@
 """Tests that the launcher's guarantees hold under faults of the cloud, the clocks and the processes.
 
-The long run is `python -m tests.campaigns.launcher [STEPS]`. Sequences that once failed are tests below.
+The long run is `python -m tests.campaigns.launcher [STEPS] [--seed S]`. Sequences that once failed are tests below.
 """
 
 import os

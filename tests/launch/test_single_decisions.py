@@ -12,7 +12,7 @@ from tests.launch.world import run
 NOW = 1e9
 LIVE = State(attempt=1, try_=1, stage=WATCHING, since=NOW - 500, look=states.READY, look_since=NOW - 400, seen=True,
              ready=NOW - 400, exists=NOW - 400, answered=NOW - 490, starting=NOW - 400, expires=NOW + 9000)  # fmt: skip
-LOST = dataclasses.replace(LIVE, look=states.LOST, look_since=NOW - 15)  # seen lost once
+LOST = dataclasses.replace(LIVE, look=states.LOST, gone_since=NOW - 15)  # seen lost once
 GOING = dataclasses.replace(LIVE, stage=states.DELETING, since=NOW - 60, retry=NOW - 1, end=(0, "done"))
 
 
@@ -49,16 +49,24 @@ def test_a_single_answer_that_machines_are_gone_is_ignored(word, reports):
   assert back.stage == WATCHING and back.look == states.READY
 
 
+@pytest.mark.parametrize("other", [states.DELETING, states.REPAIRING, states.QUEUED, states.STARTING])
 @pytest.mark.parametrize(("reports", "seconds"), [({}, 15), (None, run().limits.silence + 15)])
-def test_machines_whose_state_alternates_between_gone_states_are_replaced(reports, seconds):
-  state, now, words = LIVE, NOW, itertools.cycle([states.LOST, states.DELETING])
+def test_lost_machines_whose_state_alternates_are_replaced(reports, seconds, other):
+  state, now, words = LIVE, NOW, itertools.cycle([states.LOST, other])
   while state.stage == WATCHING:
     state, _ = decisions.decide(run(), state, Observation(now, states.MachineStatus(next(words)), reports))
     now += 15
-  assert now - 15 - NOW == seconds
+  assert seconds <= now - 15 - NOW <= seconds + 15
 
 
-def test_lost_machines_are_not_waited_for_after_their_limit():
+def test_absence_before_the_first_look_does_not_count_as_a_loss():
+  state = dataclasses.replace(LIVE, look="", seen=False, ready=0.0, exists=0.0, answered=0.0)
+  for word in (states.ABSENT, states.ABSENT, states.QUEUED, states.LOST):
+    state, _ = decide(state, word, reports={})
+    assert state.stage == WATCHING
+
+
+def test_lost_machines_are_replaced_at_once_after_their_time_limit():
   state, _ = decide(dataclasses.replace(LIVE, expires=NOW - 1000), states.LOST)
   assert state.stage == states.DELETING
 
@@ -154,7 +162,7 @@ def test_executed_order_has_no_further_effect():
 def test_single_absence_of_a_live_attempt_is_ignored():
   state, actions = decide(LIVE, states.ABSENT)
   assert state.stage == WATCHING and not actions
-  state = dataclasses.replace(state, look_since=NOW - 15)
+  state = dataclasses.replace(state, gone_since=NOW - 15)
   assert decide(state, states.ABSENT, reports={})[0].stage == states.DELETING
 
 

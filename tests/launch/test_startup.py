@@ -271,7 +271,7 @@ def test_timer_is_set_before_any_download_and_on_a_full_disk(tmp_path):
   assert machine.resources == []
 
 
-def build_commands():
+def list_commands():
   """Returns the command lines of all processes."""
   lines = []
   for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
@@ -291,7 +291,7 @@ def test_machine_without_systemd_deletes_itself_from_a_process(tmp_path):
     (tmp_path / "bin/sleep").chmod(0o755)
     assert machine.boot(make_script(expires=int(time.time()) + 5000)).returncode == 1
     deadline = time.monotonic() + 60
-    while ending := [line for line in build_commands() if str(tmp_path) in line and " end" in line]:
+    while ending := [line for line in list_commands() if str(tmp_path) in line and " end" in line]:
       assert time.monotonic() < deadline, ending  # the process ends after it has confirmed the deletion
       time.sleep(0.05)
   assert machine.resources == [] and (tmp_path / "slept").exists()

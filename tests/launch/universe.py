@@ -177,7 +177,7 @@ class Universe:
 
   @contextlib.contextmanager
   def on(self, laptop: int) -> Iterator[None]:
-    """Runs the context on a laptop and adds its output to `said`."""
+    """Runs the context on a laptop and adds its output to `output`."""
     self._sit(laptop)
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
