@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import logging
 import os
 import re
 import shlex
@@ -70,6 +71,12 @@ def test_invalid_flags_are_an_error_of_one_line(parser, words, message):
 def test_verb_without_a_config_rejects_config_overrides():
   with pytest.raises(ConfigError, match=r"unknown flag '--config\.seed'"):
     cli.Parser("convert", "Converts.").parse(["--config.seed=1"])
+
+
+def test_warnings_have_no_control_characters():
+  record = logging.makeLogRecord({"levelname": "WARNING", "msg": "a\x1b[31m %s\nb", "args": ("\x07ö",)})
+  text = cli.PrintableFormatter("%(levelname)s: %(message)s").format(record)
+  assert text == "WARNING: a\\x1b[31m \\x07ö\nb"
 
 
 def get_error(verb, *words):

@@ -117,7 +117,8 @@ class Parser(argparse.ArgumentParser):
     if not any(word.startswith("-") for word in unknown):
       first = next(iter(unknown))
       if first.startswith("config.") and groups:
-        return f"unexpected {show(first)}. Did you mean {format_flag(*first.partition('=')[::2])}?"
+        key, _, value = first.partition("=")
+        return f"unexpected {show(first)}. Did you mean {format_flag(key, value or 'VALUE')}?"
       return f"unexpected {show(first)}. Quote a value that contains spaces: --flag='a b'"
     flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"
     return f"unknown {flags}.{suggestions.join_suggestions(found)} Allowed: {format_names(fitting)}.{advice}"
@@ -372,10 +373,12 @@ def run_verb(verb: Callable[[], None]) -> None:
     sys.exit(code)
 
 
-class _PrintableFormatter(logging.Formatter):
+class PrintableFormatter(logging.Formatter):
+  """Formats messages with escapes for characters that cannot be printed."""
+
   def format(self, record: logging.LogRecord) -> str:
-    text = super().format(record)
-    return make_printable(text, len(text))
+    """Returns the text of a message."""
+    return make_printable(super().format(record), None)
 
 
 def configure_logging() -> None:
@@ -383,7 +386,7 @@ def configure_logging() -> None:
   logging.basicConfig(level=logging.WARNING)
   for handler in logging.root.handlers:
     if type(handler) is logging.StreamHandler:  # of this call, or of a library that has logged during its import
-      handler.setFormatter(_PrintableFormatter("%(levelname)s: %(message)s"))
+      handler.setFormatter(PrintableFormatter("%(levelname)s: %(message)s"))
   logging.getLogger("tensorflow").setLevel(logging.ERROR)
   # If a save fails, Orbax's threads print pages in addition to the raised error. Beam does the same for an image.
   for library in ("absl", "asyncio", "apache_beam.runners.common"):

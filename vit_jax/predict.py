@@ -28,7 +28,7 @@ from vit_jax.corpora.screen import ProgressScreen
 from vit_jax.inference import batches, inputs, output, stored
 from vit_jax.inference.batches import FileResult
 from vit_jax.runtime import print_line
-from vit_jax.schema import format_amount
+from vit_jax.schema import escape_line, format_amount
 from vit_jax.schema.errors import format_names, make_printable
 from vit_jax.storage import hub_files
 
@@ -158,9 +158,7 @@ def _write_rows(
 def _count_rows(computed: Iterable[list[FileResult]], screen: ProgressScreen, bad: list[str]) -> Iterator[FileResult]:
   """Yields the rows one by one, shows their number on the screen, and appends descriptions of bad files to `bad`."""
   for some_rows in computed:
-    reasons = [
-      f"{make_printable(row.file)} ({make_printable(row.reason)})" for row in some_rows if row.reason is not None
-    ]
+    reasons = [f"{escape_line(row.file)} ({escape_line(row.reason)})" for row in some_rows if row.reason is not None]
     bad += reasons
     screen.add(len(some_rows), len(reasons))
     yield from some_rows

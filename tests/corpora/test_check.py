@@ -247,6 +247,9 @@ def test_missing_or_empty_folder_is_an_error(tmp_path):
   for path, message in ((tmp_path, "no image"), (tmp_path / "x", "no folder")):
     with pytest.raises(schema.ConfigError, match=f"--check: {message}"):
       check.check_images(path)
+  (tmp_path / "a.jpg").touch()
+  with pytest.raises(schema.ConfigError, match=r"--check: '.*a\.jpg' is a file"):
+    check.check_images(tmp_path / "a.jpg")
 
 
 def test_disk_error_does_not_mark_an_image_as_bad(monkeypatch, photos):
@@ -290,6 +293,16 @@ def test_skipped_images_are_warnings_up_to_a_limit(photos, caplog):
   assert "raise --config.data.max_bad" in check.check_folder_images(choice, splits, photos)
   choice, splits = open_folder(photos, on_error="skip", max_bad=0.9)
   assert check.check_folder_images(choice, splits, photos) is None
+
+
+def test_names_of_bad_images_have_no_control_characters(photos, caplog):
+  (photos / "cat/a\x1b\nö.jpg").write_bytes(b"x")
+  shown = "cat/a\\x1b\\nö.jpg"
+  with caplog.at_level(logging.WARNING):
+    assert check.check_folder_images(*open_folder(photos, on_error="skip"), photos) is None
+  assert shown in caplog.records[0].getMessage()
+  assert f"\n  {shown}: " in check.check_folder_images(*open_folder(photos), photos)
+  assert any(line.startswith(f"bad: {shown}: ") for line in check.check_images(photos)[0])
 
 
 def test_good_folder_is_accepted_and_a_large_one_is_not_checked(photos, monkeypatch):

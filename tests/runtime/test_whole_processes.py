@@ -7,6 +7,7 @@ import signal
 import jax
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import ports, runs, self_distillation
 from vit_jax import checkpoints
@@ -47,7 +48,15 @@ def complete_run(tmp_path_factory):
   """The workdir of a run of two processes, and the output of each process."""
   prepare_dataset("digits")
   workdir = tmp_path_factory.mktemp("pair") / "whole"
-  return workdir, [runs.finish(process) for process in start_pair(["train", *runs.words(workdir, **AXES)])]
+  return workdir, [
+    runs.finish(process) for process in start_pair(["train", *runs.words(workdir, **AXES | {"log.images": True})])
+  ]
+
+
+def test_first_process_draws_the_first_batch(complete_run):
+  events = EventAccumulator(str(complete_run[0] / "tensorboard"), size_guidance={"images": 0})
+  events.Reload()
+  assert [image.step for image in events.Images("first batch")] == [0]
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,6 @@ def test_passwords_of_addresses_are_hidden(text, shown):
 def test_quoted_word_is_printable_and_a_shell_reads_the_text(text):
   word = texts.quote_word(text)
   assert word.isprintable()
-  environment = {"LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]}
+  environment = {"LC_ALL": "C", "PATH": os.environ["PATH"]}
   done = subprocess.run(["bash", "-c", f"printf %s {word}"], stdout=subprocess.PIPE, env=environment, check=True)
   assert done.stdout == os.fsencode(text)

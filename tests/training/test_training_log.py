@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import runs
-from vit_jax import config
+from vit_jax import config, runtime
 from vit_jax.data import catalog, decoding
 from vit_jax.evals import metrics, plots
 from vit_jax.evals.accuracy import AccuracyDetails
@@ -208,18 +208,27 @@ def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_p
   assert not (tmp_path / "other").exists()
 
 
-def test_slow_drawing_of_the_first_batch_is_not_part_of_a_step(parts, tmp_path, capsys):
-  run = dataclasses.replace(parts.run, limits=dataclasses.replace(parts.run.limits, step=3.0))
-  printed = []
+class RecordingWatch(runtime.Watch):
+  """A watch that records the phase in which it is."""
 
-  def draw():
-    printed.append(capsys.readouterr().out)
-    time.sleep(5)
-    return {}
+  def phase(self, name, detail=str):
+    self.entered = [*getattr(self, "entered", []), name]
+    return super().phase(name, detail)
 
-  result = loop.train(dataclasses.replace(parts, run=run), tmp_path, draw_pictures=draw)
-  assert len(printed) == 1 and "compiled, training" in printed[0]
-  assert result["goodput"]["training_prep"] > 5 > result["goodput"]["steps"]
+
+def test_first_batch_is_drawn_after_the_first_line_and_is_not_part_of_a_step(parts, tmp_path, capsys):
+  seen = []
+  with RecordingWatch(parts.run.limits) as watch:
+
+    def draw():
+      seen.append((watch.entered[-1], capsys.readouterr().out))
+      time.sleep(2)
+      return {}
+
+    result = loop.train(parts, tmp_path, watch=watch, draw_pictures=draw)
+  ((phase, printed),) = seen
+  assert phase == "evaluation" and "compiled, training" in printed
+  assert result["goodput"]["training_prep"] > 2
 
 
 @pytest.mark.long

@@ -98,13 +98,6 @@ def find_example() -> str:
   return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
 
-def _defines_config(file: pathlib.Path) -> bool:
-  try:
-    return b"get_config" in file.read_bytes()
-  except OSError:  # a directory, or a file without permission
-    return False
-
-
 def _explain_missing_file(path: str) -> str:
   """Returns the message for a --config that is not a file.
 
@@ -116,17 +109,19 @@ def _explain_missing_file(path: str) -> str:
     kind = f"{show(path)} is a folder, not a file.{advice or ' Name a Python file in it'}"
   else:
     kind = f"no file {'' if file.suffix == '.py' or '/' in path else 'or recipe '}{show(path)}"
-  siblings = [str(other) for other in sorted(file.parent.glob("*.py")) if _defines_config(other)]
+  siblings = [
+    str(other) for other in sorted(file.parent.glob("*.py")) if other.is_file() and _may_define(other, "get_config")
+  ]
   here, recipes = pathlib.Path.cwd(), list_recipes()
   known = [str(file.relative_to(here)) if file.is_relative_to(here) else name for name, file in recipes.items()]
   wanted = file.name.removesuffix(".py")
   named = [other for other in [*siblings, *known] if wanted and pathlib.Path(other).stem == wanted]
   if named:
     return f"--config: {kind}. Did you mean {show(named[0])}?"
-  # In a clone, the files next to the missing file may be the recipes. Each recipe is listed only once, in the form of
-  # the missing path.
-  same = {os.path.realpath(file) for file in recipes.values()} & {os.path.realpath(other) for other in siblings}
-  if near := suggest_nearest(path, siblings if same else [*recipes, *siblings]):
+  # In a clone, these files may be recipes. Each recipe is listed once: as a file, like the missing path.
+  files = set(map(os.path.realpath, siblings))
+  others = [name for name, file in recipes.items() if os.path.realpath(file) not in files]
+  if near := suggest_nearest(path, [*others, *siblings]):
     return f"--config: {kind}.{near}"
   return f"--config: {kind}. Write a file that defines get_config(), see docs/extend/index.md"
 
@@ -135,7 +130,7 @@ def _may_define(file: pathlib.Path, name: str) -> bool:
   """Returns whether a Python file defines, assigns or imports a name, or cannot be parsed."""
   try:
     tree = ast.parse(file.read_bytes())
-  except (SyntaxError, ValueError, RecursionError, MemoryError):
+  except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
     return True  # running the file reports the error
   return any(
     (isinstance(node, ast.FunctionDef) and node.name == name)

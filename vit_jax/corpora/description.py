@@ -10,8 +10,8 @@ from typing import Any
 
 from vit_jax import schema
 from vit_jax.corpora import plan, record_maker
-from vit_jax.schema import ConfigError, format_amount
-from vit_jax.schema.errors import format_names, make_printable
+from vit_jax.schema import ConfigError, escape_line, format_amount
+from vit_jax.schema.errors import format_names
 from vit_jax.storage import files, paths
 
 PLAN, INFO = "prepare.json", "dataset_info.json"  # INFO marks a corpus as complete and is written last
@@ -202,5 +202,5 @@ def summarise_reports(reports: Mapping[str, Sequence[record_maker.ShardReport]],
   if kinds:
     lines.append(f"{len(everything.rejected):,} rejected; rejected.jsonl names them")
     largest = sorted(kinds.values(), key=len, reverse=True)[:5]
-    lines += [f"  {len(each):>7,}  {'such as ' * (len(each) > 1)}{make_printable(each[0])}" for each in largest]
+    lines += [f"  {len(each):>7,}  {'such as ' * (len(each) > 1)}{escape_line(each[0])}" for each in largest]
   return lines

@@ -140,7 +140,8 @@ def _measure_image(pixels: np.ndarray, hashed: bool) -> tuple[int, int, float, i
 
 def shorten_error(error: ImageError) -> str:
   """Returns a short description of an image's problem, without the name of the image."""
-  return describe_image_error(error.__cause__ or error)
+  cause = error.__cause__ or error
+  return describe_image_error(cause, str(getattr(cause, "filename", None) or ""))
 
 
 # Conspicuous images.

@@ -55,8 +55,8 @@ class Images:
     reasons: description of the error of each skipped record, by record number.
     problem: first ImageError of any thread, or None.
     kept: cached images and their labels, by record number.
-    decoded: uint8 array with one bit per record. The bit is 1 if the image was decoded completely. Boxes of such an
-      image can be decoded alone. Processes may share the array.
+    decoded: uint8 array with one bit per record. The bit is 1 if the image was decoded completely. Later reads of
+      such an image may decode only a box. Processes may share the array.
   """
 
   def __init__(
@@ -173,8 +173,10 @@ class Images:
   def _reject(self, record: int, reason: str, error: Exception) -> None:
     """Raises ImageError, or counts the record as skipped."""
     if self.on_error == "raise":
-      skip = f"Fix it, or leave out such images with --{self.source.key}.on_error=skip"
-      raise self.stop(f"{reason}. {'Restore it' if isinstance(error, FileNotFoundError) else skip}") from error
+      advice = f"Fix it, or leave out such images with --{self.source.key}.on_error=skip"
+      if isinstance(error, FileNotFoundError):  # a run does not continue with fewer images
+        advice = "Restore it"
+      raise self.stop(f"{reason}. {advice}") from error
     self.skip(record, reason)
 
   def skip(self, record: int, reason: str) -> None:
@@ -246,8 +248,8 @@ def exceeds_max_bad(bad: int, records: int, max_bad: float) -> bool:
   return bad > max(BAD_FEW, max_bad * records) or bad == records > 0
 
 
-def _contains_path(place: str, path: str) -> bool:
-  return place == path or repr(path) in place
+def _contains_path(place: str, path: str | None) -> bool:
+  return path is None or place == path or repr(path) in place
 
 
 def describe_image_error(error: BaseException, place: str = "") -> str:
@@ -255,12 +257,11 @@ def describe_image_error(error: BaseException, place: str = "") -> str:
 
   Args:
     error: the error.
-    place: text before the description: the path of a file, or a text with the quoted path. The description omits this
-      path.
+    place: text that precedes the description: a path, or a text with the quoted path. The description omits this path.
   """
   if decoding.is_out_of_memory(error):
     text = "not enough memory"
-  elif isinstance(error, OSError) and error.strerror and _contains_path(place, str(error.filename)):
+  elif isinstance(error, OSError) and error.strerror and _contains_path(place, error.filename and str(error.filename)):
     text = error.strerror
   else:
     text = f"OpenCV: {error.err}" if isinstance(error, cv2.error) else str(error)

@@ -87,19 +87,19 @@ class WorkerPool:
     self._chunks, self._closed = chunks, False
     size = sum(array.nbytes for array in chunks.empty(max(map(len, chunks.parts))).values())
     self.lines = [WorkerConnection(size) for _ in range(max(threads, workers))]
-    decoded_file = _create_shared_file(chunks.images.decoded.nbytes)
-    self._processes = [self._start(opened, size, decoded_file, self.lines[i::workers]) for i in range(workers)]
-    chunks.images.decoded = _map_bits(decoded_file)
-    os.close(decoded_file)
+    decoded_descriptor = _create_shared_file(chunks.images.decoded.nbytes)
+    self._processes = [self._start(opened, size, decoded_descriptor, self.lines[i::workers]) for i in range(workers)]
+    chunks.images.decoded = _map_bits(decoded_descriptor)
+    os.close(decoded_descriptor)
     # The same worker always makes rows that share records that are read together.
     self._idle = [queue.SimpleQueue() for _ in range(workers if chunks.examples.order.rows > 1 else 1)]
     for i, line in enumerate(self.lines):
       self._idle[i % workers % len(self._idle)].put(line)
 
   def _start(
-    self, opened: Callable[[], object], size: int, decoded_file: int, lines: Sequence[WorkerConnection]
+    self, opened: Callable[[], object], size: int, decoded_descriptor: int, lines: Sequence[WorkerConnection]
   ) -> "subprocess.Popen[bytes]":
-    descriptors = [decoded_file, *(number for line in lines for number in (line.worker_end.fileno(), line.file))]
+    descriptors = [decoded_descriptor, *(number for line in lines for number in (line.worker_end.fileno(), line.file))]
     process = subprocess.Popen(
       [sys.executable, "-m", "vit_jax.data.workers", str(size), str(_find_parent()), *map(str, descriptors)],
       stdin=subprocess.DEVNULL,
@@ -212,14 +212,14 @@ def _create_views(arrays: Mapping[str, np.ndarray], memory: mmap.mmap) -> dict[s
 _PDEATHSIG = 1  # PR_SET_PDEATHSIG: sets the signal for the end of the thread that started this process
 
 
-def main(size: int, parent: int, decoded_file: int, descriptors: list[int]) -> None:
+def main(size: int, parent: int, decoded_descriptor: int, descriptors: list[int]) -> None:
   """Makes chunks until a pipe is closed.
 
   Args:
     size: size of the shared memory of each connection in bytes.
     parent: number of the trainer's process, or 0 if the kernel does not watch it.
-    decoded_file: descriptor of the shared memory of `Images.decoded`. With it, usually only one worker decodes an image
-      completely.
+    decoded_descriptor: descriptor of the shared memory of `Images.decoded`. The memory is shared so that usually only
+      one worker decodes an image completely.
     descriptors: descriptors of the pipe and the shared memory of each connection.
   """
   if parent and sys.platform == "linux":
@@ -238,7 +238,7 @@ def main(size: int, parent: int, decoded_file: int, descriptors: list[int]) -> N
   try:
     extensions.import_active(connections[0].recv())  # before the data are opened, because the reader may be the user's
     chunks = connections[0].recv()()
-    chunks.images.decoded = _map_bits(decoded_file)
+    chunks.images.decoded = _map_bits(decoded_descriptor)
     lines = [
       threading.Thread(target=_serve_chunks, args=(chunks, *line)) for line in zip(connections, memories, strict=True)
     ]

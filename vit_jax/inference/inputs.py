@@ -80,7 +80,7 @@ def _expand_word(word: str, stdin: BinaryIO, ignored: collections.Counter[str], 
 
 
 def _find_files(text: str, ignored: collections.Counter[str], explicit: bool) -> Iterator[str]:
-  """Yields the files at a path. With `explicit`, an object of a bucket must exist."""
+  """Yields the files at a path. With `explicit`, raises an error if a path in a bucket does not exist."""
   path = paths.expand_home(paths.parse_path(text, bare=True))
   if path.suffix.lower() in MANIFESTS:
     yield from _read_manifest(path)
@@ -101,8 +101,8 @@ def _check_existence(words: Iterable[str]) -> None:
   word, path = next(iter(absent.items()))
   near = sorted(other.name for other in path.parent.glob("*")) if path.parent.is_dir() else []
   advice = _suggest_path(path.name.lower(), {name.lower(): str(path.parent / name) for name in near})
-  others = format_names(map(show, list(absent)[1:]))
-  raise ConfigError(f"{show(word)} does not exist.{advice}" + (f" Also absent: {others}" if others else ""))
+  others = f" Also missing: {format_names(map(show, list(absent)[1:]))}" if len(absent) > 1 else ""
+  raise ConfigError(f"{show(word)} does not exist.{advice}{others}")
 
 
 def _is_checked_later(path: pathlib.Path) -> bool:
@@ -110,11 +110,11 @@ def _is_checked_later(path: pathlib.Path) -> bool:
 
 
 def _suggest_path(name: str, near: Mapping[str, str]) -> str:
-  """Returns a suggestion of a path with a similar name. `near` contains paths by name, in lower case."""
-  close = difflib.get_close_matches(name, near, n=1, cutoff=0.75)
+  """Returns a suggestion of a path with a similar name. `near` maps names in lower case to paths."""
+  close = difflib.get_close_matches(name, near, n=1, cutoff=0.75)  # an equal extension is not enough
   if close:
     return f" Did you mean {show(near[close[0]])}?"
-  return " Specify files, folders, a manifest, or - for paths on stdin"
+  return " Specify files, folders, a manifest, or - for paths on stdin."
 
 
 def _list_folder(root: pathlib.Path, ignored: collections.Counter[str]) -> Iterator[str]:

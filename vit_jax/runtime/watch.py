@@ -318,7 +318,7 @@ class Watch:
         self.leave(code, f"{message}; saving did not finish within {waited:.0f} s (config.limits.stop) "
                           f"and was abandoned: the same command continues from the previous checkpoint")  # fmt: skip
     elif self._phase in BEFORE_STEPS:
-      doing = {"start": "the start", "compile": "compilation", "restore": "the start"}[self._phase]
+      doing = "compilation" if self._phase == "compile" else "the start"
       self.leave(code, f"{message} during {doing}; no work is lost, {self._later}")
     elif waited > self._patience():
       self.leave(code, f"{message} during {self._phase}, which did not end; {self._again}")

@@ -97,30 +97,31 @@ class NotFiniteError(ConfigError):
   """An error for weights or outputs of a model that contain NaN or an infinite value."""
 
 
-def make_printable(text: str, most: int = LONGEST) -> str:
+def make_printable(text: str, most: int | None = LONGEST) -> str:
   """Returns a text that can be printed safely.
 
   Args:
     text: any text.
-    most: maximum number of characters.
+    most: maximum number of characters, or None for any length.
 
   Returns:
     The text with the middle of a long text removed, and with characters that cannot be printed as escapes.
   """
-  if len(text) > most:
+  if most is not None and len(text) > most:
     text = f"{text[: most * 3 // 5]}... ({len(text):,} characters) ...{text[-most // 5 :]}"
   if text.isprintable():
     return text
   return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def escape_line(text: str) -> str:
+def escape_line(text: str, most: int | None = None) -> str:
   """Returns a text on one line, with characters that cannot be printed as escapes.
 
   Args:
     text: any text, such as a file name from a dataset.
+    most: maximum number of characters, or None for any length.
   """
-  return make_printable(text, len(text)).replace("\n", "\\n")
+  return make_printable(text, most).replace("\n", "\\n")
 
 
 def show(value: object) -> str:
@@ -140,7 +141,7 @@ def format_names(names: Iterable[Any], most: int = 40) -> str:
     names: the names.
     most: maximum number of names in the text.
   """
-  names = [escape_line(make_printable(str(name), SHOWN)) for name in names]
+  names = [escape_line(str(name), SHOWN) for name in names]
   return ", ".join(names[:most]) + (f", ... ({len(names)} in all)" if len(names) > most else "")
 
 

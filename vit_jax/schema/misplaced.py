@@ -1,12 +1,12 @@
 """Search for the place in a config at which a misplaced key would be correct."""
 
-import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
 
 from vit_jax.schema.suggestions import format_typed
+from vit_jax.schema.texts import quote_word
 
 DEPTH = 16  # maximum depth of nested groups; configs have up to 7
 MOST = 3  # maximum number of places that a message names
@@ -69,7 +69,7 @@ def suggest_places(config: Mapping[str, object] | ml_collections.ConfigDict, key
     value: the value of the key. The default is the value that the config contains at this key.
   """
   text = _format_value(config, key) if value is None else value
-  ending = f"={shlex.quote(text)}" if text else ""
+  ending = f"={quote_word(text)}" if text else ""
   places = find_other_places(config, key)
   return f" Did you mean {' or '.join(f'--config.{place}{ending}' for place in places)}?" if places else ""
 

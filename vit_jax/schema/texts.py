@@ -1,6 +1,7 @@
 """Conversion of values that were typed in a flag."""
 
 import ast
+import os
 import re
 import shlex
 from typing import Any
@@ -37,21 +38,18 @@ def format_flag(key: str, value: object) -> str:
 
 
 def quote_word(text: str) -> str:
-  """Quotes a text for a shell if necessary. Only printable characters are used.
+  """Returns a word that a shell reads as a text. It is quoted if necessary.
 
   Args:
-    text: any text. The form $'...' of bash and zsh replaces characters that cannot be printed by escapes.
+    text: any text. Characters that cannot be printed become escapes in the form $'...' of bash and zsh.
   """
   return shlex.quote(text) if text.isprintable() else f"$'{''.join(map(_escape_character, text))}'"
 
 
 def _escape_character(character: str) -> str:
-  code = ord(character)
-  if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
-    return f"\\x{code - 0xDC00:02x}"
   if character in "\\'":
     return f"\\{character}"
-  return character if character.isprintable() else f"\\U{code:08x}"
+  return character if character.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 def hide_passwords(text: str) -> str:

@@ -15,7 +15,7 @@ from vit_jax.storage import errors, files, paths
 # Phases of an attempt. All but the steps have the names of ml-goodput-measurement's BadputType. The library has no name
 # for evaluation, which it counts as a custom event.
 PHASES = {
-  "start": "training_prep",  # imports, devices, data, construction of the model, initial weights
+  "start": "training_prep",  # imports, devices, data, model, initial weights, drawing of the first batch
   "compile": "program_startup",
   "restore": "unproductive_checkpoint_restore_time",
   "step": "steps",

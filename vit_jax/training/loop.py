@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from vit_jax.parallel import sharding
 from vit_jax.runtime import print_line
 from vit_jax.schema import ConfigError, format_amount, to_plain
 from vit_jax.schema.errors import NotFiniteError
+from vit_jax.schema.texts import quote_word
 from vit_jax.storage import files
 from vit_jax.training import comparison, goodput, steps, time_to_target, writer
 from vit_jax.training.experiment import Eval, Experiment
@@ -48,7 +48,7 @@ def train(
     weights: {path: host array} of initial weights for a run without a checkpoint. By default the weights of
       `config.init`.
     start_time: start time of the program in seconds since the epoch. By default the current time.
-    draw_pictures: function that returns {name: PNG} for TensorBoard. All processes call it once, after the first step.
+    draw_pictures: function that returns {name: PNG} for TensorBoard. All processes call it after step 1.
 
   Returns:
     The contents of result.json.
@@ -95,9 +95,10 @@ def train(
           session.log.add(step, metrics, session.batches.skipped)
           if step == 1 and draw_pictures:
             session.log.write_due(step)
-            with watch.phase("evaluation"), session.timer.phase("start"):  # not a part of the second step
+            # The time of the drawing counts as start, not as a step.
+            with watch.phase("evaluation", lambda: "drawing the first batch"), session.timer.phase("start"):
               session.log.write_pictures(0, draw_pictures())
-              runtime.barrier("drawn")  # otherwise the other processes wait for the first one in their second step
+              runtime.barrier("drawn")  # otherwise the wait of other processes would count as their second step
           if step < experiment.total:
             evaluate(session, experiment.find_due_evals(step), step, state)
             if step % experiment.save_every == 0:
@@ -394,7 +395,7 @@ def convert_to_exit(reason: Exception, step: int, workdir: pathlib.Path) -> Exce
   if isinstance(reason, runtime.Preempted) and reason.code == runtime.EXIT_OFF_TRACK:
     advice = (
       f"Step {step} is saved; the same command with --config.log.certificate=report continues from it. Show the curve: "
-      f"python -m vit_jax.report {shlex.quote(str(workdir))}"
+      f"python -m vit_jax.report {quote_word(str(workdir))}"
     )
   elif not isinstance(reason, runtime.Preempted) or reason.code == runtime.EXIT_CONFIG:
     advice += ", with --accept-data if the file was fixed"

@@ -239,7 +239,7 @@ class TrainingLog:
     """Writes pictures to TensorBoard.
 
     Args:
-      step: number of completed steps.
+      step: the step at which TensorBoard shows them.
       pictures: PNG files by name.
     """
     for name, png in pictures.items():

@@ -58,12 +58,14 @@ def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
 
 
 def describe_unused_splits(root: locations.Folder) -> str:
-  """Returns a note about a test split next to a directory of training images that a run does not use, or "".
+  """Returns a note if a directory `train` has a neighbour `test` that the run does not read, or "".
 
   Args:
     root: the directory of classes. In a bucket, other splits are not searched, because each search is a request.
   """
-  path = pathlib.Path(os.path.abspath(root.root)) if isinstance(root, locations.DiskFolder) else pathlib.Path()
+  if not isinstance(root, locations.DiskFolder):
+    return ""
+  path = pathlib.Path(os.path.abspath(root.root))
   if path.name != TRAINING or not os.path.isdir(path.parent / TESTING):
     return ""
   others = [name for name in VALIDATION if os.path.isdir(path.parent / name)][:1]
