@@ -5,10 +5,10 @@
 
 The TPU compiler compiles both, with 32 images per core, bfloat16 and unrolled layers. Our step has mixup, metrics,
 AdamW (bfloat16 first moment) and a moving average of the weights. The peer has neither mixup nor average. Neither clips
-gradients. `step_seconds` is the compiler's estimate of the cycles of all operations, plus the kernels' static
-schedules. It excludes collectives, for which the compiler gives no estimate. `links_seconds` is the time of
-collectives. The second line of a row lists the times of all kinds of operations, including collectives, see
-`costs.find_kind`.
+gradients. `--without-average` omits the average. `step_seconds` is the compiler's estimate of the cycles of all
+operations, plus the kernels' static schedules. It excludes collectives, for which the compiler gives no estimate.
+`links_seconds` is the time of collectives. The second line of a row lists the times of all kinds of operations,
+including collectives, see `costs.find_kind`.
 
 `--matmul` compares products of int8 numbers. `--images` tests which batch fits. `--remat` shows its cost in FLOPs.
 Needs `pip install -e '.[tpu]'` and no TPU. L/16 compiles in half a minute to two minutes on two cores.
@@ -32,7 +32,7 @@ from vit_jax.training import build
 from vit_jax.training.bound_run import BoundRun
 
 
-def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments: Any) -> BoundRun:
+def make_run(model: str, attention: str, images: int, fsdp: bool, average: bool = True, **arguments: Any) -> BoundRun:
   """Returns our run.
 
   Args:
@@ -40,6 +40,7 @@ def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments: A
     attention: implementation of attention.
     images: size of the global batch.
     fsdp: whether parameters are split over all devices.
+    average: whether the step updates a moving average of the weights.
     **arguments: further arguments of the model.
   """
   return build.complete(
@@ -47,7 +48,9 @@ def make_run(model: str, attention: str, images: int, fsdp: bool, **arguments: A
       config.recipe(
         model=dict(name=f"ViT-{model}", head="gap", dtype="bfloat16", attention=attention, **arguments),
         data=dict(name="imagenet2012", mixing=dict(name="mixup", alpha=0.2)),
-        optim=dict(name="adamw", mu_dtype="bfloat16", lr=1e-3, weight_decay=0.1, warmup="10k", ema=0.9999),
+        optim=dict(
+          name="adamw", mu_dtype="bfloat16", lr=1e-3, weight_decay=0.1, warmup="10k", ema=0.9999 if average else None
+        ),
         total="90ep",
         batch=images,
         mesh=dict(data=1, fsdp=-1) if fsdp else dict(data=-1),
@@ -70,7 +73,8 @@ def measure_ours(
   """
   slice_ = args.topology[0]
   images = args.images * len(estimate.make_topology_devices(slice_))
-  chosen = make_run(model, attention, images, args.fsdp, scan=args.scan, remat=args.remat, matmul=matmul)
+  average = not args.without_average
+  chosen = make_run(model, attention, images, args.fsdp, average, scan=args.scan, remat=args.remat, matmul=matmul)
   plan = estimate.make_plan(chosen, slice_, schedules)
   links = plan.shares.get("links", 0.0)
   return {
@@ -80,6 +84,7 @@ def measure_ours(
     "matmul": matmul,
     "mesh": plan.mesh,
     "images": args.images,
+    "average": average,
     "scan": args.scan,
     "remat": args.remat,
     "problem": plan.problem,
@@ -117,6 +122,7 @@ def main() -> None:
   parser.add_argument("--matmul", type=names, default="default", help="default, int8 or both, separated by a comma")
   parser.add_argument("--fsdp", action="store_true", help="parameters split over all devices")
   parser.add_argument("--images", type=int, default=32, help="on a device")
+  parser.add_argument("--without-average", action="store_true", help="no moving average of the weights, like the peer")
   parser.add_argument("--scan", action="store_true", help="one compiled layer")
   parser.add_argument("--remat", default="none", help="rematerialisation policy, as in the configs")
   parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
