@@ -193,7 +193,6 @@ class Watcher:
       reports, order = files.read_reports(self._run.workers), self._read_order(files)
       self._reported.pop("reports", None)
     except (UnknownError, LaunchError) as error:
-      reports = None
       self._report("reports", f"reports of the workers: {error}; the machines continue")
     for worker in files.unreadable:
       self._warn_once(f"report {worker}", f"w{worker:02d}: its report is not in the format of `launch`, and is ignored")
@@ -203,12 +202,11 @@ class Watcher:
 
   def _read_order(self, files: mailbox.Mailbox) -> mailbox.Order | None:
     """Returns the order to the workers. If its file is damaged, this is the last order that could be read."""
-    attempt = self.state.attempt
     try:
-      self._orders = {attempt: files.read_order()}
+      self._orders = {self.state.attempt: files.read_order()}
     except mailbox.FormatError as error:
       self._warn_once("order", f"{error}, and is ignored")
-    return self._orders.get(attempt)
+    return self._orders.get(self.state.attempt)
 
   def _act(self, action: Action, state: State) -> State:
     """Carries out an action, and returns the state after it."""

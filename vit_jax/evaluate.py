@@ -45,7 +45,7 @@ from vit_jax.inference import stored
 from vit_jax.parallel import sharding
 from vit_jax.schema import to_plain
 from vit_jax.schema.errors import format_names
-from vit_jax.schema.texts import quote_word
+from vit_jax.schema.texts import format_flag
 from vit_jax.storage import files, hub_files, paths
 from vit_jax.training import build, loop, run_evaluation, steps
 from vit_jax.training.bound_run import BoundRun
@@ -180,7 +180,7 @@ def find_run(arguments: argparse.Namespace) -> BoundRun:
   if overrides:
     raise schema.ConfigError(
       f"--config.{next(iter(overrides))}: --workdir uses the config of its run. Leave it out, or measure the run with "
-      f"another config: --weights={quote_word(str(arguments.workdir))} --config=FILE"
+      f"another config: {format_flag('weights', arguments.workdir)} --config=FILE"
     )
   try:
     run = stored.load_run(arguments.workdir)

@@ -94,11 +94,7 @@ def train(
           watch.step = step = step + 1
           session.log.add(step, metrics, session.batches.skipped)
           if step == 1 and draw_pictures:
-            session.log.write_due(step)
-            # The time of the drawing counts as start, not as a step.
-            with watch.phase("evaluation", lambda: "drawing the first batch"), session.timer.phase("start"):
-              session.log.write_pictures(0, draw_pictures())
-              runtime.barrier("drawn")  # otherwise the wait of other processes would count as their second step
+            draw_first_batch(session, draw_pictures)
           if step < experiment.total:
             evaluate(session, experiment.find_due_evals(step), step, state)
             if step % experiment.save_every == 0:
@@ -249,6 +245,20 @@ def enter_phase(
   """
   with watch.phase(name, detail), timer.phase(name):
     yield
+
+
+def draw_first_batch(session: Session, draw: Callable[[], Mapping[str, bytes]]) -> None:
+  """Writes the line of the first step, then pictures of its batch for TensorBoard.
+
+  Args:
+    session: the opened run, after its first step.
+    draw: function that returns {name: PNG}. All processes call it.
+  """
+  session.log.write_due(1)
+  # The time of the drawing counts as start, not as a step.
+  with session.watch.phase("evaluation", lambda: "drawing the first batch"), session.timer.phase("start"):
+    session.log.write_pictures(0, draw())
+    runtime.barrier("drawn")  # otherwise the wait of other processes would count as their second step
 
 
 # Start and end of a run.
