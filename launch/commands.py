@@ -164,7 +164,7 @@ def restart(args: argparse.Namespace) -> int:
   files = mailbox.Mailbox(open_storage(run.folder), state.attempt)
   tries = [
     state.try_,
-    files.read_order().try_,
+    _read_try(files, state),
     *(report.try_ for report, _ in files.read_reports(run.workers).values()),
   ]
   order = mailbox.Order(max(tries) + (not args.fresh_vm), fresh=args.fresh_vm)
@@ -181,16 +181,25 @@ def restart(args: argparse.Namespace) -> int:
     return watch_to_end(watch, run)
 
 
+def _read_try(files: mailbox.Mailbox, state: State) -> int:
+  """Returns the number of the try that was ordered. The next order replaces a damaged file."""
+  try:
+    return files.read_order().try_
+  except mailbox.FormatError:
+    return state.try_
+
+
 def stop(args: argparse.Namespace) -> int:
   """Lets the programs of a run save and end, and keeps its machines."""
   event_log = open_event_log(args.name, args.workdir)
-  run, attempt = event_log.run, event_log.state.attempt
+  run, state = event_log.run, event_log.state
+  attempt = state.attempt
   if not event_log.open or event_log.state.stage == OVER:
     raise LaunchError(_explain_end(event_log))
   if event_log.state.stage != WATCHING:
     raise LaunchError(f"{run.name} has no machines now. python -m launch down {run.name} ends the run")
   files = mailbox.Mailbox(open_storage(run.folder), attempt)
-  files.write_order(mailbox.Order(max(1, files.read_order().try_), stop=True))
+  files.write_order(mailbox.Order(max(1, _read_try(files, state)), stop=True))
   deadline, active = time.monotonic() + 3 * run.limits.beat + run.limits.grace, []
   while time.monotonic() < deadline:
     reports = files.read_reports(run.workers)

@@ -41,7 +41,7 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
     state = replace(state, look=look.state, look_since=observation.now)
   if look and look.state == states.READY:
     state = replace(state, gone_since=0.0)
-  elif look and look.state in states.GONE and state.seen and not state.gone_since:
+  elif look and look.state in states.GONE and not state.gone_since and (state.seen or look.state != states.ABSENT):
     state = replace(state, gone_since=observation.now)
   if look and not state.exists and (look.hosts or look.state in (states.READY, states.REPAIRING)):
     expires = min(state.expires, observation.now + _time_left(run, state))
@@ -241,8 +241,6 @@ def _decide_by_look(run: Run, state: State, observation: Observation) -> Decisio
       text = f"the creation could not be requested within {limits.queue / 3600:.1f} h"
       return _try_next_zone(run, state, observation, text)
     return _request_action(run, state, observation, "create")
-  if look.state == states.ABSENT and state.absent < errors.LOOKS:
-    return state, []
   state = replace(state, seen=True)
   if look.state == states.READY:
     return _check_workers(run, state, observation)
@@ -256,8 +254,8 @@ def _decide_by_look(run: Run, state: State, observation: Observation) -> Decisio
   allowed = {states.QUEUED: limits.queue, states.STARTING: limits.provision, states.REPAIRING: limits.repair}
   if look.state in states.GONE:
     # One answer may be false. After an outage, current reports arrive late. Therefore the machines are replaced after a
-    # second answer, or after `limits.silence` if no report can be read.
-    waited = observation.now - (state.gone_since or observation.now)
+    # second such answer. If no report can be read, they are replaced after `limits.silence`.
+    waited = observation.now - state.gone_since
     allowed[look.state] = limits.silence if observation.reports is None else 0.0
   if waited <= allowed[look.state]:
     return state, []

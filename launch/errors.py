@@ -261,8 +261,7 @@ TABLE = (
   ),
   Assumption(
     "run directory: reports", "one JSON object per worker", "the worker is alive and made progress", "`limits.silence`",
-    "Treated as a worker without a report. Machines that look lost are replaced if the next look agrees. Without "
-    "readable reports, this takes `limits.silence`.",
+    "Treated as a worker without a report.",
   ),
   Assumption(
     "run directory: Date header", "the service's time", "all deadlines", "continued by the monotonic clock",

@@ -318,7 +318,7 @@ def _get_node_status(name: str, node: Mapping[str, Any] | None, hosts: int) -> M
 
 
 def make_item_resource(item: Mapping[str, Any]) -> Resource:
-  """Returns a Resource for a queued resource, or for a node without one."""
+  """Returns a Resource for a queued resource, or for a node that has no queued resource."""
   word, spec, is_node = get_state_word(item), _get_node_specs(item)[0], "tpu" not in item
   _, _, _, zone, _, name = item["name"].split("/")
   kind = tpus.normalise_name(spec.get("node", {}).get("acceleratorType", "").rpartition("/")[2])

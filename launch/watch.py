@@ -43,9 +43,9 @@ class Watcher:
     self._lease = make_lease(run)
     self._code = event_log.code
     self._force = force
-    self._orders: dict[int, mailbox.Order] = {}  # the last order that could be read, by its attempt
+    self._orders: dict[int, mailbox.Order] = {}  # the last readable order, by the number of its attempt
     self._reported: dict[str, Any] = {}  # {subject: time.monotonic() of its last line, or its text}
-    self._warned: set[str | int] = set()  # workers, and this machine, whose wrong clocks or reports were reported
+    self._warned: set[str | int] = set()  # subjects of warnings that were printed
     self._refusal: LaunchError | None = None
     self.interrupted = False  # the process ends at once, and tries each request of the bucket only once
 
@@ -201,11 +201,11 @@ class Watcher:
     return Observation(now, look, reports, order, refusal, files.clock)
 
   def _read_order(self, files: mailbox.Mailbox) -> mailbox.Order | None:
-    """Returns the order to the workers. If its file is damaged, this is the last order that could be read."""
+    """Returns the order to the workers. If its file is damaged, returns the last readable order, or None."""
     try:
       self._orders = {self.state.attempt: files.read_order()}
     except mailbox.FormatError as error:
-      self._warn_once("order", f"{error}, and is ignored")
+      self._warn_once("order", f"{error}. The last readable order remains in force")
     return self._orders.get(self.state.attempt)
 
   def _act(self, action: Action, state: State) -> State:

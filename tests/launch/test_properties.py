@@ -6,10 +6,11 @@ The long run is `python -m tests.campaigns.launcher [STEPS] [--seed S]`. Sequenc
 import os
 
 import hypothesis
+import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from launch import errors, states
+from launch import errors, mailbox, states
 from launch.event_log import EventLog
 from tests.launch.services import FAULTS, ILL
 from tests.launch.universe import ARRIVES, Universe
@@ -199,20 +200,30 @@ def test_one_false_loss_after_an_outage_deletes_no_healthy_attempt():
   )  # fmt: skip
 
 
-def test_damaged_order_does_not_hide_that_a_program_has_finished():
+@pytest.mark.parametrize("end", ["finished", "stopped"])
+def test_damaged_order_hides_neither_reports_nor_the_last_order(end):
   universe = Universe()
   try:
     universe.start(0, begin=True)
     for _ in range(20):
       universe.turn(0)
       universe.tick(15)
-    universe.machines[1].worker = "finished"
-    universe.tick(10)
-    universe.machines[1].worker = "silent"  # its last report remains
+    reports = mailbox.Mailbox(universe.storage(""), 1)
+    if end == "stopped":
+      reports.write_order(mailbox.Order(1, stop=True))
+      universe.turn(0)  # reads the order
+      universe.machines[1].worker = "silent"
+      reports.write_report(mailbox.WorkerReport(0, 1, mailbox.EXITED, exit=42, asked=True, began=0))
+    else:
+      universe.machines[1].worker = "finished"
+      universe.tick(10)
+      universe.machines[1].worker = "silent"  # its last report remains
     universe.files["a1/order.json"] = b'{"try_": "x"', 10**6, universe.now
     for _ in range(10):
       universe.turn(0)
       universe.tick(15)
-    assert not universe.live() and "a1/order.json in the run's directory is not in the format" in universe.output
+    assert list(universe.answered) == [1] and universe.watches[0] is None
+    assert bool(universe.live()) == (end == "stopped")  # the machines of a stopped run are kept
+    assert "a1/order.json in the run's directory is not in the format" in universe.output
   finally:
     universe.close()

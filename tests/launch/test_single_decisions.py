@@ -45,8 +45,18 @@ def test_only_fresh_reports_of_all_workers_outweigh_bad_health(ages, believed):
 def test_a_single_answer_that_machines_are_gone_is_ignored(word, reports):
   state, actions = decide(LIVE, word, reports=reports)
   assert state.stage == WATCHING and not actions
-  back, _ = decide(state, states.READY, reports=reports)
-  assert back.stage == WATCHING and back.look == states.READY
+  state, _ = decide(state, states.READY, reports=reports)
+  assert state.stage == WATCHING and state.look == states.READY
+  later = Observation(NOW + 5000, states.MachineStatus(word), reports)  # again the only answer
+  assert decisions.decide(run(), state, later)[0].stage == WATCHING
+
+
+@pytest.mark.parametrize("word", [states.LOST, states.DELETING])
+def test_machines_that_are_lost_at_the_first_look_are_replaced_at_the_second(word):
+  state, _ = decide(dataclasses.replace(LIVE, look="", seen=False), word, reports={})
+  assert state.stage == WATCHING
+  state, _ = decisions.decide(run(), state, Observation(NOW + 15, states.MachineStatus(word), {}))
+  assert state.stage == states.DELETING
 
 
 @pytest.mark.parametrize("other", [states.DELETING, states.REPAIRING, states.QUEUED, states.STARTING])
@@ -148,7 +158,9 @@ def test_workers_may_restart_twice_by_themselves():
 
 
 def test_future_times_are_corrected_after_a_clock_is_set_back():
-  later = dict.fromkeys(("since", "look_since", "starting", "ready", "answered", "trouble"), NOW + 50000.0)
+  later = dict.fromkeys(
+    ("since", "look_since", "gone_since", "starting", "ready", "answered", "trouble"), NOW + 50000.0
+  )
   state, _ = decide(dataclasses.replace(LIVE, **later, expires=NOW + 1e6), states.READY)
   assert all(getattr(state, key) <= NOW for key in later) and state.expires <= NOW + run().seconds
 
