@@ -2,9 +2,9 @@
 
 JPEGs of 500 x 375 pixels and about 90 kB become uint8 crops of 224: an inception crop, bilinear, half of them mirrored.
 A second measurement adds RandAugment (2, 10). Our side reads them from array_record through the catalog, like a run.
-tf.data reads the same examples from a TFRecord file. Worker processes are measured too, one per core, because one
-more was 7 % slower. A third measurement only decodes the crops from memory. The figures are medians of alternating
-rounds, without the first round of each side.
+tf.data reads the same examples from a TFRecord file. Worker processes are measured too, one per core. One
+worker more than cores was 7 % slower. A third measurement only decodes the crops from memory. The figures are medians
+of alternating rounds, without the first round of each side.
 
 With `--gil` the output also has the seconds of a core that an image takes, and the seconds for which Python's lock is
 held. They are sampled by py-spy, which `pip install -e '.[bench]'` installs. One process cannot make more images per

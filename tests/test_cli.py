@@ -77,6 +77,9 @@ def test_warnings_have_no_control_characters():
   record = logging.makeLogRecord({"levelname": "WARNING", "msg": "a\x1b[31m %s\nb", "args": ("\x07ö",)})
   text = cli.PrintableFormatter("%(levelname)s: %(message)s").format(record)
   assert text == "WARNING: a\\x1b[31m \\x07ö\nb"
+  cli.configure_logging()
+  handlers = [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]
+  assert all(isinstance(handler.formatter, cli.PrintableFormatter) for handler in handlers)
 
 
 def get_error(verb, *words):

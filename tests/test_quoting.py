@@ -39,7 +39,7 @@ def find_unquoted(tree):
       for text, value in zip(node.values, node.values[1:], strict=False):
         if isinstance(text, ast.Constant) and isinstance(value, ast.FormattedValue):
           source = ast.unparse(value.value)
-          if re.search(r"--[\w.-]+=$", text.value) and "shlex." not in source:
+          if re.search(r"--[\w.-]+=$", text.value) and "shlex." not in source and "quote_word(" not in source:
             yield source
 
 

@@ -374,7 +374,7 @@ def run_verb(verb: Callable[[], None]) -> None:
 
 
 class PrintableFormatter(logging.Formatter):
-  """Formats messages with escapes for characters that cannot be printed."""
+  """A formatter of log messages that replaces characters that cannot be printed by escapes."""
 
   def format(self, record: logging.LogRecord) -> str:
     """Returns the text of a message."""

@@ -174,10 +174,8 @@ def draw_first_batch(run: BoundRun, source: sources.Source) -> dict[str, bytes]:
     source: the training images.
 
   Returns:
-    Maps names to bytes of PNG files. Only the first process draws. The others return an empty dict.
+    Maps names to bytes of PNG files.
   """
-  if runtime.process_index() != 0:
-    return {}
   from vit_jax.reports import preview  # drawing libraries are slow to import
 
   return {"first batch": preview.draw_batch(run, source)}

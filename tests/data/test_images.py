@@ -104,7 +104,8 @@ def test_missing_file_is_named_once(tmp_path):
   )
   with pytest.raises(images.ImageError) as caught:
     images.Images(gone, "raise", 10**6, 100).read_prepared(0, same)
-  assert str(caught.value) == f"file {str(file)!r}: No such file or directory. Restore it"
+  new = f"or leave out such images in a new run with --{gone.key}.on_error=skip"
+  assert str(caught.value) == f"file {str(file)!r}: No such file or directory. Restore it, {new}"
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

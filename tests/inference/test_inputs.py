@@ -94,7 +94,7 @@ def test_missing_path_is_an_error_that_suggests_the_nearest(photos):
   advice = "Specify files, folders, a manifest, or - for paths on stdin"
   also = f"Also missing: '{photos}/b.jgp', 'y.jpg'"
   assert str(caught.value) == f"'/no/x.jpg' does not exist. {advice}. {also}"
-  (photos / "one").mkdir()
+  (photos / "x.jpg").touch()
   with pytest.raises(ConfigError, match=r"'.*/nope\.jpg' does not exist\. Specify"):
     listed(photos / "nope.jpg")
   with pytest.raises(ConfigError, match=r"the manifest '.*/none\.jsonl' does not exist"):

@@ -84,7 +84,7 @@ def test_training_images_of_one_class_cause_a_warning_if_the_task_learns_classes
   assert with_classes("a", learned=False).find_class_problem() is None
 
 
-def test_initial_values_are_bit_identical_at_all_levels_of_optimization():
+def test_initial_values_are_bit_identical_at_the_first_and_the_default_level():
   lowered = runs.parts(2).program.init.lower()
   low, high = (lowered.compile(compiler_options={"xla_backend_optimization_level": level})() for level in (1, 3))
   assert [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(low)] == [

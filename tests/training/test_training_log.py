@@ -209,14 +209,14 @@ def test_tensorboard_gets_config_first_batch_confusion_and_mistakes(parts, tmp_p
 
 
 class RecordingWatch(runtime.Watch):
-  """A watch that records the phase in which it is."""
+  """A watch that records the names of its phases."""
 
   def phase(self, name, detail=str):
     self.entered = [*getattr(self, "entered", []), name]
     return super().phase(name, detail)
 
 
-def test_first_batch_is_drawn_after_the_first_line_and_is_not_part_of_a_step(parts, tmp_path, capsys):
+def test_first_batch_is_drawn_after_the_first_line_and_counts_as_start(parts, tmp_path, capsys):
   seen = []
   with RecordingWatch(parts.run.limits) as watch:
 

@@ -118,7 +118,7 @@ def _explain_missing_file(path: str) -> str:
   named = [other for other in [*siblings, *known] if wanted and pathlib.Path(other).stem == wanted]
   if named:
     return f"--config: {kind}. Did you mean {show(named[0])}?"
-  # In a clone, these files may be recipes. Each recipe is listed once: as a file, like the missing path.
+  # The files next to the missing file may be recipes. Such recipes are listed as files, all others by name.
   files = set(map(os.path.realpath, siblings))
   others = [name for name, file in recipes.items() if os.path.realpath(file) not in files]
   if near := suggest_nearest(path, [*others, *siblings]):

@@ -92,7 +92,7 @@ class RecordMaker:
         raise ConfigError(
           f"{place}: {describe_image_error(error, place)}. Check that its disk or bucket is reachable"
         ) from error
-      return CorpusRecord(name, rejected=describe_image_error(error, str(getattr(error, "filename", None) or "")))
+      return CorpusRecord(name, rejected=describe_image_error(error))
 
   def make_records(self, numbers: Iterable[int]) -> Iterator[CorpusRecord]:
     """Yields records by their numbers, in the given order.

@@ -140,8 +140,7 @@ def _measure_image(pixels: np.ndarray, hashed: bool) -> tuple[int, int, float, i
 
 def shorten_error(error: ImageError) -> str:
   """Returns a short description of an image's problem, without the name of the image."""
-  cause = error.__cause__ or error
-  return describe_image_error(cause, str(getattr(cause, "filename", None) or ""))
+  return describe_image_error(error.__cause__ or error)
 
 
 # Conspicuous images.

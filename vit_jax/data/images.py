@@ -174,8 +174,8 @@ class Images:
     """Raises ImageError, or counts the record as skipped."""
     if self.on_error == "raise":
       advice = f"Fix it, or leave out such images with --{self.source.key}.on_error=skip"
-      if isinstance(error, FileNotFoundError):  # a run does not continue with fewer images
-        advice = "Restore it"
+      if isinstance(error, FileNotFoundError):  # a run that has started does not continue with fewer images
+        advice = f"Restore it, or leave out such images in a new run with --{self.source.key}.on_error=skip"
       raise self.stop(f"{reason}. {advice}") from error
     self.skip(record, reason)
 
@@ -248,20 +248,25 @@ def exceeds_max_bad(bad: int, records: int, max_bad: float) -> bool:
   return bad > max(BAD_FEW, max_bad * records) or bad == records > 0
 
 
-def _contains_path(place: str, path: str | None) -> bool:
-  return path is None or place == path or repr(path) in place
+def _contains_path(place: str, path: str) -> bool:
+  return place == path or repr(path) in place
 
 
-def describe_image_error(error: BaseException, place: str = "") -> str:
+def describe_image_error(error: BaseException, place: str | None = None) -> str:
   """Returns a short description of an image's error.
 
   Args:
     error: the error.
-    place: text that precedes the description: a path, or a text with the quoted path. The description omits this path.
+    place: text that precedes the description: a path, or a text with the quoted path. The description omits this
+      path. By default, it omits any path.
   """
   if decoding.is_out_of_memory(error):
     text = "not enough memory"
-  elif isinstance(error, OSError) and error.strerror and _contains_path(place, error.filename and str(error.filename)):
+  elif (
+    isinstance(error, OSError)
+    and error.strerror
+    and (place is None or error.filename is None or _contains_path(place, str(error.filename)))
+  ):
     text = error.strerror
   else:
     text = f"OpenCV: {error.err}" if isinstance(error, cv2.error) else str(error)

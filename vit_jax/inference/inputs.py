@@ -93,14 +93,16 @@ def _find_files(text: str, ignored: collections.Counter[str], explicit: bool) ->
 
 
 def _check_existence(words: Iterable[str]) -> None:
-  """Raises an error that names all files and folders of the command line that do not exist."""
+  """Raises an error for local files and folders that do not exist. Manifests are checked when they are read."""
   found = {word: paths.expand_home(paths.parse_path(word, bare=True)) for word in words if word != STDIN}
   absent = {word: path for word, path in found.items() if not (_is_checked_later(path) or os.path.lexists(path))}
   if not absent:
     return
   word, path = next(iter(absent.items()))
   near = sorted(other.name for other in path.parent.glob("*")) if path.parent.is_dir() else []
-  advice = _suggest_path(path.name.lower(), {name.lower(): str(path.parent / name) for name in near})
+  advice = _suggest_path(
+    path.stem.lower(), {pathlib.PurePath(name).stem.lower(): str(path.parent / name) for name in near}
+  )
   others = f" Also missing: {format_names(map(show, list(absent)[1:]))}" if len(absent) > 1 else ""
   raise ConfigError(f"{show(word)} does not exist.{advice}{others}")
 
@@ -110,8 +112,8 @@ def _is_checked_later(path: pathlib.Path) -> bool:
 
 
 def _suggest_path(name: str, near: Mapping[str, str]) -> str:
-  """Returns a suggestion of a path with a similar name. `near` maps names in lower case to paths."""
-  close = difflib.get_close_matches(name, near, n=1, cutoff=0.75)  # an equal extension is not enough
+  """Returns a suggestion of a path with a similar stem. `near` maps stems in lower case to paths."""
+  close = difflib.get_close_matches(name, near, n=1)
   if close:
     return f" Did you mean {show(near[close[0]])}?"
   return " Specify files, folders, a manifest, or - for paths on stdin."

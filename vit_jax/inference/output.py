@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.inference.batches import FileResult
 from vit_jax.inference.computing import BEST
 from vit_jax.schema import ConfigError, escape_line
-from vit_jax.schema.errors import LONGEST, make_printable
+from vit_jax.schema.errors import make_printable
 from vit_jax.storage import files
 
 SUFFIXES = (".csv", ".jsonl", ".npz")
@@ -98,7 +98,7 @@ def _pair_classes(row: FileResult) -> Iterator[tuple[int, float]]:
 
 def _shorten(text: str, most: int) -> str:
   """Returns a text on one line, and drops the beginning of a long text."""
-  text = escape_line(text, LONGEST)
+  text = escape_line(text)
   return text if len(text) <= most else f"...{text[3 - most :]}"
 
 

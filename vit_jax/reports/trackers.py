@@ -13,7 +13,6 @@ import logging
 import os
 import pathlib
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -240,7 +239,7 @@ def _send_to_wandb(what: Export) -> str:
   if (chosen or default) == "offline":
     # Each export writes a folder of its own. The command uploads all of them, in the order in which they were written.
     folder = pathlib.Path(run.dir).parents[1]
-    return f"{folder}, offline; upload with: wandb sync {shlex.quote(str(folder))}/offline-run-*-{what.id}"
+    return f"{folder}, offline; upload with: wandb sync {texts.quote_word(str(folder))}/offline-run-*-{what.id}"
   return str(run.url)
 
 

@@ -115,7 +115,7 @@ def make_printable(text: str, most: int | None = LONGEST) -> str:
 
 
 def escape_line(text: str, most: int | None = None) -> str:
-  """Returns a text on one line, with characters that cannot be printed as escapes.
+  """Returns a text on one line. Escapes replace characters that cannot be printed.
 
   Args:
     text: any text, such as a file name from a dataset.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from vit_jax.schema import aliases
 from vit_jax.schema.aliases import FLAGS, GROUPS, KEYS, NUMBERS, REMARKS, VALUES, get_last_word
 from vit_jax.schema.errors import ConfigError
-from vit_jax.schema.texts import quote_word
+from vit_jax.schema.texts import format_flag, quote_word
 from vit_jax.schema.types import Duration
 
 WEIGHTS = ("model", "checkpoint", "model_path", "resume")  # flags in other frameworks' commands that read weights
@@ -73,7 +73,7 @@ def suggest_for_key(key: str, value: str = "") -> Suggestion:
   """
   name = get_last_word(key)
   if name in KEYS and KEYS[name][0] != key.removeprefix("config."):
-    return Suggestion(tuple(f"--config.{target}={quote_word(text)}" for target, text in _translate(name, value)))
+    return Suggestion(tuple(format_flag(f"config.{target}", text) for target, text in _translate(name, value)))
   if name in FLAGS:
     return Suggestion((_insert_value(FLAGS[name], value),))
   return Suggestion(remark=REMARKS.get(name, ""))
@@ -94,7 +94,9 @@ def suggest_for_group(key: str, value: str = "") -> Suggestion:
     pairs = _translate(get_last_word(rest), value) if value else [(last, "")]
   else:
     pairs = [(f"{group}.{'name' if rest in ('type', 'kind', 'class', '_target_') else rest}", value)]
-  return Suggestion(tuple(f"--config.{target}" + (f"={quote_word(text)}" if text else "") for target, text in pairs))
+  return Suggestion(
+    tuple(format_flag(f"config.{target}", text) if text else f"--config.{target}" for target, text in pairs)
+  )
 
 
 def suggest_for_flag(flag: str, value: str, known: Mapping[str, bool], groups: Collection[str]) -> Suggestion:
@@ -115,7 +117,7 @@ def suggest_for_flag(flag: str, value: str, known: Mapping[str, bool], groups: C
   if "--weights" in known and (name in WEIGHTS or KEYS.get(name, ("",))[0] == "init.from"):
     return Suggestion((_insert_value("--weights=PATH", value),))
   if not dot and (own := translate_key(name, value, {get_last_word(each) for each, takes in known.items() if takes})):
-    return Suggestion((f"--{own.partition('=')[0].replace('_', '-')}={quote_word(own.partition('=')[2])}",))
+    return Suggestion((format_flag(own.partition("=")[0].replace("_", "-"), own.partition("=")[2]),))
   if not groups or name in FLAGS:
     return Suggestion()
   if (key in ("ema", "no-ema") and not value) and (selected := _find_selection_flag(key, known, groups)):
@@ -123,12 +125,12 @@ def suggest_for_flag(flag: str, value: str, known: Mapping[str, bool], groups: C
   if first in groups:
     if not dot and first in NAMED:
       return Suggestion((_insert_value(f"--config.{key}.name=NAME", value),))
-    return Suggestion((f"--config.{key}" + (f"={quote_word(value)}" if value else ""),))
+    return Suggestion((format_flag(f"config.{key}", value) if value else f"--config.{key}",))
   found = suggest_for_group(key, value) if dot else suggest_for_key(key, value)
   if all(_has_key(target, groups) for target in _CHANGES.findall(str(found))):
     return found
   own = None if dot else translate_key(name, value, groups)
-  return Suggestion((f"--config.{own.partition('=')[0]}={quote_word(own.partition('=')[2])}",) if own else ())
+  return Suggestion((format_flag(f"config.{own.partition('=')[0]}", own.partition("=")[2]),) if own else ())
 
 
 def _find_selection_flag(key: str, known: Collection[str], groups: Collection[str]) -> str:

@@ -38,10 +38,10 @@ def format_flag(key: str, value: object) -> str:
 
 
 def quote_word(text: str) -> str:
-  """Returns a word that a shell reads as a text. It is quoted if necessary.
+  """Quotes a text for a shell if necessary.
 
   Args:
-    text: any text. Characters that cannot be printed become escapes in the form $'...' of bash and zsh.
+    text: any text. With characters that cannot be printed, it is written as $'...', which bash and zsh support.
   """
   return shlex.quote(text) if text.isprintable() else f"$'{''.join(map(_escape_character, text))}'"
 

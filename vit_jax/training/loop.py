@@ -48,7 +48,7 @@ def train(
     weights: {path: host array} of initial weights for a run without a checkpoint. By default the weights of
       `config.init`.
     start_time: start time of the program in seconds since the epoch. By default the current time.
-    draw_pictures: function that returns {name: PNG} for TensorBoard. All processes call it after step 1.
+    draw_pictures: function that returns {name: PNG} for TensorBoard. The first process calls it after step 1.
 
   Returns:
     The contents of result.json.
@@ -94,7 +94,7 @@ def train(
           watch.step = step = step + 1
           session.log.add(step, metrics, session.batches.skipped)
           if step == 1 and draw_pictures:
-            draw_first_batch(session, draw_pictures)
+            write_first_batch(session, draw_pictures)
           if step < experiment.total:
             evaluate(session, experiment.find_due_evals(step), step, state)
             if step % experiment.save_every == 0:
@@ -247,18 +247,18 @@ def enter_phase(
     yield
 
 
-def draw_first_batch(session: Session, draw: Callable[[], Mapping[str, bytes]]) -> None:
+def write_first_batch(session: Session, draw: Callable[[], Mapping[str, bytes]]) -> None:
   """Writes the line of the first step, then pictures of its batch for TensorBoard.
 
   Args:
     session: the opened run, after its first step.
-    draw: function that returns {name: PNG}. All processes call it.
+    draw: function that returns {name: PNG}. Only the first process calls it.
   """
   session.log.write_due(1)
-  # The time of the drawing counts as start, not as a step.
+  # The drawing counts as `start` in the time accounting. It has the time limit of an evaluation.
   with session.watch.phase("evaluation", lambda: "drawing the first batch"), session.timer.phase("start"):
-    session.log.write_pictures(0, draw())
-    runtime.barrier("drawn")  # otherwise the wait of other processes would count as their second step
+    session.log.write_pictures(0, draw() if runtime.process_index() == 0 else {})
+    runtime.barrier("drawn")  # Other processes wait here, so that the wait does not count as their second step.
 
 
 # Start and end of a run.

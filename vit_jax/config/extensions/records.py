@@ -10,7 +10,7 @@ from typing import Any
 from vit_jax.config.extensions import memory, names, running
 from vit_jax.config.extensions.names import Extension
 from vit_jax.schema import ConfigError, show
-from vit_jax.schema.texts import quote_word
+from vit_jax.schema.texts import format_flag
 from vit_jax.storage import paths
 
 
@@ -118,7 +118,7 @@ def _format_advice(refused: Mapping[str, Any]) -> str:
   """Returns the message for files {path: (reason, names)} that are not imported."""
   words = [f"the {kind} {show(name)}" for _, missing in refused.values() for kind, name in missing]
   reason, _ = next(iter(refused.values()))
-  flags = " ".join(f"--import={quote_word(file) if os.path.isfile(file) else 'FILE.py'}" for file in refused)
+  flags = " ".join(format_flag("import", file if os.path.isfile(file) else "FILE.py") for file in refused)
   return f"it uses {' and '.join(words)}. {reason[0].upper()}{reason[1:]}. Add {flags}, or import the code first"
 
 

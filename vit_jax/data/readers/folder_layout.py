@@ -58,7 +58,7 @@ def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
 
 
 def describe_unused_splits(root: locations.Folder) -> str:
-  """Returns a note if a directory `train` has a neighbour `test` that the run does not read, or "".
+  """Returns a note if a directory `test`, which the run does not read, is next to the directory `train`. Otherwise "".
 
   Args:
     root: the directory of classes. In a bucket, other splits are not searched, because each search is a request.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vit_jax.data.readers import locations
-from vit_jax.schema import ConfigError, format_amount
+from vit_jax.schema import ConfigError, escape_line, format_amount
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 SHOWN = 10  # number of extensions of ignored files that are reported
@@ -133,6 +133,6 @@ def format_counts(extensions: collections.Counter[str], shown: int) -> list[str]
     shown: largest number of extensions. The files of all others are counted together.
   """
   known = extensions.most_common()
-  words = [f"{count:,} {ascii(kind)[1:-1] or 'without an extension'}" for kind, count in known[:shown]]
+  words = [f"{count:,} {escape_line(kind) or 'without an extension'}" for kind, count in known[:shown]]
   rest = sum(count for _, count in known[shown:])
   return words + [format_amount(rest, "other")] * bool(rest)
