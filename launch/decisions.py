@@ -39,10 +39,7 @@ def decide(run: Run, state: State, observation: Observation) -> tuple[State, lis
     state = replace(state, absent=state.absent + 1 if look.state == states.ABSENT else 0)
   if look and look.state != state.look:
     state = replace(state, look=look.state, look_since=observation.now)
-  if look and look.state == states.READY:
-    state = replace(state, gone_since=0.0)
-  elif look and look.state in states.GONE and not state.gone_since and (state.seen or look.state != states.ABSENT):
-    state = replace(state, gone_since=observation.now)
+  state = replace(state, gone_since=_find_gone_since(run, state, observation))
   if look and not state.exists and (look.hosts or look.state in (states.READY, states.REPAIRING)):
     expires = min(state.expires, observation.now + _time_left(run, state))
     state = replace(state, exists=observation.now, expires=expires)
@@ -100,6 +97,20 @@ def _drop_contradicted(run: Run, state: State, observation: Observation) -> Obse
     ready = state.ready or look.state in (states.STARTING, states.REPAIRING)
     return replace(observation, look=replace(look, state=states.READY) if ready else None)
   return observation
+
+
+def _find_gone_since(run: Run, state: State, observation: Observation) -> float:
+  """Returns the time since which the machines are gone, or 0. A look that is ready or reports of all workers reset it.
+
+  So does another state that lasts. States that alternate do not delay the replacement of lost machines.
+  """
+  look, now = observation.look, observation.now
+  if are_all_running(run, observation) or (look and look.state == states.READY):
+    return 0.0
+  if look and look.state in states.GONE:
+    counts = state.seen or look.state != states.ABSENT  # a request that is not answered yet is absent
+    return state.gone_since or (now if counts else 0.0)
+  return 0.0 if look and now - state.look_since > run.limits.silence else state.gone_since
 
 
 def are_all_running(run: Run, observation: Observation) -> bool:
@@ -218,6 +229,8 @@ def _decide_by_reports(run: Run, state: State, observation: Observation) -> tupl
   state = replace(state, trouble=state.trouble or observation.now)
   # Machines that are repaired report again. The last reports of machines that are lost only show their end.
   if verdict.kind == states.TROUBLE or state.look != states.READY:
+    return state, None
+  if verdict.kind == states.SAVED and observation.order is None:  # the user may have requested the stop
     return state, None
   if verdict.kind == states.SAVED:
     return _replace_machines(run, state, observation, "preempted", verdict.text)

@@ -133,7 +133,8 @@ def format_amount(number: int, noun: str, plural: str = "") -> str:
 
 
 def print_line(text: str) -> None:
-  """Prints a line with the time at once."""
+  """Prints a line with the time at once. Escapes replace characters that control a terminal."""
+  text = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
   try:
     print(f"{format_utc(time.time())} {text}", flush=True)
   except (OSError, ValueError):  # a closed terminal, or an unknown letter, must not end a run

@@ -237,7 +237,9 @@ def _parse_file(kind: type[T], name: str, item: StoredFile, **changes: object) -
       if not isinstance(value, allowed) or (field.type is not bool and wrong):
         raise TypeError(f"{field.name} has a wrong type, or is too large")
   except (ValueError, TypeError, RecursionError) as error:
-    raise FormatError(f"{name} in the run's directory is not in the format of `launch` ({error})") from error
+    raise FormatError(
+      f"{name} in the run's directory is not in the format of `launch` ({join_lines(error)})"
+    ) from error
   return found
 
 

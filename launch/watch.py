@@ -43,7 +43,6 @@ class Watcher:
     self._lease = make_lease(run)
     self._code = event_log.code
     self._force = force
-    self._orders: dict[int, mailbox.Order] = {}  # the last readable order, by the number of its attempt
     self._reported: dict[str, Any] = {}  # {subject: time.monotonic() of its last line, or its text}
     self._warned: set[str | int] = set()  # subjects of warnings that were printed
     self._refusal: LaunchError | None = None
@@ -201,12 +200,13 @@ class Watcher:
     return Observation(now, look, reports, order, refusal, files.clock)
 
   def _read_order(self, files: mailbox.Mailbox) -> mailbox.Order | None:
-    """Returns the order to the workers. If its file is damaged, returns the last readable order, or None."""
+    """Returns the order to the workers, or None if its file is damaged."""
     try:
-      self._orders = {self.state.attempt: files.read_order()}
+      return files.read_order()
     except mailbox.FormatError as error:
-      self._warn_once("order", f"{error}. The last readable order remains in force")
-    return self._orders.get(self.state.attempt)
+      name = self._run.name
+      self._warn_once("order", f"{error}. Replace it with: python -m launch restart {name}, or stop {name}")
+      return None
 
   def _act(self, action: Action, state: State) -> State:
     """Carries out an action, and returns the state after it."""

@@ -51,6 +51,21 @@ def test_a_single_answer_that_machines_are_gone_is_ignored(word, reports):
   assert decisions.decide(run(), state, later)[0].stage == WATCHING
 
 
+def test_two_false_answers_with_healthy_reports_between_them_are_ignored():
+  state, _ = decide(LIVE, states.LOST)
+  healthy = Observation(NOW + 300, None, make_reports(1, 1, 1, 1))
+  state, _ = decisions.decide(run(), state, healthy)
+  state, _ = decisions.decide(run(), state, Observation(NOW + 600, states.MachineStatus(states.LOST)))
+  assert state.stage == WATCHING
+
+
+def test_two_false_answers_with_a_lasting_other_state_between_them_are_ignored():
+  state = LIVE
+  for seconds, word in ((0, states.LOST), (15, states.QUEUED), (900, states.QUEUED), (915, states.LOST)):
+    state, _ = decisions.decide(run(), state, Observation(NOW + seconds, states.MachineStatus(word), {}))
+    assert state.stage == WATCHING
+
+
 @pytest.mark.parametrize("word", [states.LOST, states.DELETING])
 def test_machines_that_are_lost_at_the_first_look_are_replaced_at_the_second(word):
   state, _ = decide(dataclasses.replace(LIVE, look="", seen=False), word, reports={})
