@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
       advice = f" {flag} cannot be combined with --config.KEY=VALUE."
     if not any(word.startswith("-") for word in unknown):
       first = next(iter(unknown))
-      if first.startswith("config.") and groups:
+      if re.match(r"config(\.\w+)+(=|$)", first) and groups:
         key, _, value = first.partition("=")
         return f"unexpected {show(first)}. Did you mean {format_flag(key, value or 'VALUE')}?"
       return f"unexpected {show(first)}. Quote a value that contains spaces: --flag='a b'"

@@ -5,6 +5,7 @@ import os
 import sys
 
 from vit_jax.runtime.exchange import process_index
+from vit_jax.schema.errors import make_printable
 
 
 def print_note(text: str) -> None:
@@ -14,10 +15,10 @@ def print_note(text: str) -> None:
 
 
 def print_line(text: str) -> None:
-  """Prints a line without delay, on the first process only."""
+  """Prints a line without delay, on the first process only. Escapes replace characters that control a terminal."""
   if process_index() == 0:
     try:
-      print(text, flush=True)
+      print(make_printable(text, None), flush=True)
     except OSError as error:
       if error.errno not in (errno.EPIPE, errno.EIO):
         raise

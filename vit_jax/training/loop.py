@@ -247,6 +247,9 @@ def enter_phase(
     yield
 
 
+_DRAWING = "drawing the first batch, which config.log.images=false omits"
+
+
 def write_first_batch(session: Session, draw: Callable[[], Mapping[str, bytes]]) -> None:
   """Writes the line of the first step, then pictures of its batch for TensorBoard.
 
@@ -256,7 +259,7 @@ def write_first_batch(session: Session, draw: Callable[[], Mapping[str, bytes]])
   """
   session.log.write_due(1)
   # The drawing counts as `start` in the time accounting. It has the time limit of an evaluation.
-  with session.watch.phase("evaluation", lambda: "drawing the first batch"), session.timer.phase("start"):
+  with session.watch.phase("evaluation", lambda: _DRAWING), session.timer.phase("start"):
     session.log.write_pictures(0, draw() if runtime.process_index() == 0 else {})
     runtime.barrier("drawn")  # Other processes wait here, so that the wait does not count as their second step.
 
