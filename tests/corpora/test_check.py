@@ -319,3 +319,14 @@ def test_good_folder_is_accepted_and_a_large_one_is_not_checked(photos, monkeypa
     (photos / name).unlink()
   choice, splits = open_folder(photos)
   assert check.check_folder_images(choice, splits, photos) is None
+
+
+@pytest.mark.parametrize("other", ["test", "val", "valid"])
+def test_next_command_names_a_split_for_testing_that_exists(tmp_path, other):
+  for name in (f"{split}/{label}/{i}.png" for split in ("train", other) for label in "ab" for i in range(10)):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(GOOD)
+  words = check.check_images(tmp_path).lines[-1].split()
+  split = dict(word.removeprefix("--config.data.").split("=") for word in words if "=" in word).get("test", "test")
+  assert split == other
+  assert len(open_folder(tmp_path, split, test=split)) == 20

@@ -17,9 +17,9 @@ from vit_jax.corpora.screen import ProgressScreen
 from vit_jax.data import catalog, decoding, images, local_files
 from vit_jax.data.bound_data import EvalData
 from vit_jax.data.images import ImageError, Images
-from vit_jax.data.readers import tree
+from vit_jax.data.readers import folder_layout, tree
 from vit_jax.data.readers.folder import SHARE
-from vit_jax.data.sources import Source
+from vit_jax.data.sources import Source, SplitError
 from vit_jax.schema import Choice, ConfigError, enter_key, escape_line, format_amount, make, texts
 from vit_jax.storage import paths
 
@@ -301,7 +301,8 @@ def _describe_next_step(root: pathlib.Path, remaining: int, moving: bool) -> str
     path, images = texts.format_flag("config.data.path", root), len(_open_training_images(root))
     smaller = 1 << images.bit_length() - 1  # a power of two
     batch = f" {texts.format_flag('config.batch', smaller)}" if images < BATCH else ""
-    return f"next: python -m vit_jax.train --config=folder:cct_2_3x2_32 --workdir=runs/a {path}{batch}"
+    test = _format_test_flag(root)
+    return f"next: python -m vit_jax.train --config=folder:cct_2_3x2_32 --workdir=runs/a {path}{test}{batch}"
   if moving:
     return "next: fix or remove the bad images that were not moved"
   command = f"python -m vit_jax.prepare {texts.format_flag('check', root)} --move-bad=DIR"
@@ -317,10 +318,25 @@ def _find_layout_problem(root: pathlib.Path) -> str | None:
   return None
 
 
+def _format_test_flag(root: pathlib.Path) -> str:
+  """Returns the flag that tests on the validation images of a folder without test images, or ""."""
+  try:
+    _open_images(root, "test")
+  except SplitError:
+    if name := folder_layout.choose_validation(os.listdir(root)):
+      return f" {texts.format_flag('config.data.test', name)}"
+  return ""
+
+
 def _open_training_images(root: pathlib.Path) -> Source:
   """Opens the training images of a run with the default settings."""
+  return _open_images(root, "train")
+
+
+def _open_images(root: pathlib.Path, split: str) -> Source:
+  """Opens a split of a run with the default settings."""
   with enter_key("config.data"):
-    return make(Choice("folder", {"path": str(root), "validation": SHARE}), catalog.READERS, "train")
+    return make(Choice("folder", {"path": str(root), "validation": SHARE}), catalog.READERS, split)
 
 
 def _record_splits(root: pathlib.Path) -> dict[str, Any] | None:

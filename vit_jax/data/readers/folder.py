@@ -158,7 +158,7 @@ def _list_files(
     drawn, above, advice = _hold_out(tree, folders[""].values(), holdout, seed), [], ""
   else:
     if validation and splits.val is None:
-      splits = dataclasses.replace(splits, val=next((name for name in folder_layout.VALIDATION if name in top), None))
+      splits = dataclasses.replace(splits, val=folder_layout.choose_validation(top))
     folders = _find_split_folders(tree, top, (splits.spec(split), *splits.specs().values()), order)
     drawn = {part: [] for part in top} | {
       part: [_sort_by_hash(seed, tree, name, f"{part}/") for name in named.values()] for part, named in folders.items()

@@ -3,7 +3,7 @@
 import collections
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from vit_jax.data import sources
 from vit_jax.data.readers import locations
@@ -58,7 +58,7 @@ def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
 
 
 def describe_unused_splits(root: locations.Folder) -> str:
-  """Returns a note if a directory `test`, which the run does not read, is next to the directory `train`. Otherwise "".
+  """Returns a note if directories of other splits, which the run does not read, are next to `train`. Otherwise "".
 
   Args:
     root: the directory of classes. In a bucket, other splits are not searched, because each search is a request.
@@ -66,12 +66,19 @@ def describe_unused_splits(root: locations.Folder) -> str:
   if not isinstance(root, locations.DiskFolder):
     return ""
   path = pathlib.Path(os.path.abspath(root.root))
-  if path.name != TRAINING or not os.path.isdir(path.parent / TESTING):
+  names = {name for name in (*VALIDATION, TESTING) if os.path.isdir(path.parent / name)}
+  if path.name != TRAINING or not names:
     return ""
-  others = [name for name in VALIDATION if os.path.isdir(path.parent / name)][:1]
-  named = ", ".join(map(repr, [*others, TESTING]))
-  flag = format_flag(get_current_key("path"), str(path.parent))
-  return f"; not used: {named} in {str(path.parent)!r}. To use these splits, set {flag} and a new --workdir"
+  flags = format_flag(get_current_key("path"), str(path.parent))
+  if TESTING not in names:
+    flags += f" {format_flag(get_current_key('test'), choose_validation(names))}"
+  named = ", ".join(repr(name) for name in (choose_validation(names), TESTING) if name in names)
+  return f"; not used: {named} in {str(path.parent)!r}. To use them, set {flags} and a new --workdir"
+
+
+def choose_validation(folders: Container[str]) -> str | None:
+  """Returns the name of the directory with the validation images, or None if there is none."""
+  return next((name for name in VALIDATION if name in folders), None)
 
 
 def suggest_subdirectory(tree: FolderTree, top: Sequence[str], splits: sources.Splits) -> str:
