@@ -54,6 +54,8 @@ def test_flags_and_config_overrides_are_parsed_together(parser):
     (["--min-lr", "-1", "--profile=1"], "unknown flag '--min-lr'. Did you mean --config.optim.schedule.end=-1?"),
     (["--work=x"], "unknown flag '--work'"),  # never abbreviated
     (["--config=a", "--workdir=b", "config.data.path=/a b"], "Did you mean --config.data.path='/a b'?"),
+    (["--config=a", "--workdir=b", "config.batch", "64"], "Did you mean --config.batch=64?"),
+    (["--config=a", "--workdir=b", "config.batch"], "Did you mean --config.batch=VALUE?"),
     (["--config=a", "--workdir=b", "config.$(x)=1"], "unexpected 'config.$(x)=1'. Quote a value"),
     (["--config=a", "--workdir=b", "stray"], "unexpected 'stray'. Quote a value that contains spaces: --flag='a b'"),
     (["--config=a", "--workdir=b", "--profile=x"], "--profile: invalid int value: 'x'"),

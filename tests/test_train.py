@@ -212,7 +212,7 @@ def test_changed_data_are_an_error_before_the_state_is_read(saved, monkeypatch):
   (photos / "c" / "0.png").write_bytes(image(0))  # the head now has another shape
   with pytest.raises(schema.ConfigError) as error:
     train.main(words)
-  assert f"--workdir: {workdir} contains a run with other data. Restore them" in str(error.value)
+  assert f"--workdir: {workdir} contains a run with other data. Restore them, or use another" in str(error.value)
   assert "1 class new: 'c'" in str(error.value)
   shutil.rmtree(photos / "c")
   os.utime(photos / "a" / "0.png")

@@ -115,9 +115,10 @@ class Parser(argparse.ArgumentParser):
       flag = next(flag for flag in used[0] if flag in used_flags)
       advice = f" {flag} cannot be combined with --config.KEY=VALUE."
     if not any(word.startswith("-") for word in unknown):
-      first = next(iter(unknown))
+      first, *following = unknown
       if re.match(r"config(\.\w+)+(=|$)", first) and groups:
-        key, _, value = first.partition("=")
+        key, equals, value = first.partition("=")
+        value = value if equals else next(iter(following), "")
         return f"unexpected {show(first)}. Did you mean {format_flag(key, value or 'VALUE')}?"
       return f"unexpected {show(first)}. Quote a value that contains spaces: --flag='a b'"
     flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"

@@ -144,8 +144,8 @@ def find_data_conflict(
   if not lines and not accept:
     lines = _compare_files(before, now)
     advice = (
-      "Restore them (cp -p and rsync -a keep modification times), use another --workdir, or, if the images are the "
-      "same, accept the changed files with --accept-data"
+      "If the images are the same, accept the changed files with --accept-data. Otherwise restore them, or use another "
+      "--workdir"
     )
   return "\n  ".join([f"other data. {advice}:", *lines]) if lines else None
 
