@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import errno
 import json
+import os
+import signal
 import time
 
 import jax
@@ -227,8 +229,21 @@ def test_first_batch_is_drawn_after_the_first_line_and_counts_as_start(parts, tm
 
     result = loop.train(parts, tmp_path, watch=watch, draw_pictures=draw)
   ((phase, printed),) = seen
-  assert phase == "evaluation" and "compiled, training" in printed
+  assert phase == "save" and "compiled, training" in printed
   assert result["goodput"]["training_prep"] > 2
+
+
+def test_request_to_stop_takes_effect_after_the_first_batch_is_drawn(parts, tmp_path):
+  drawn = []
+
+  def draw():
+    os.kill(os.getpid(), signal.SIGINT)  # an exception within an import of a library would end the run without a save
+    drawn.append(True)
+    return {}
+
+  with pytest.raises(runtime.Stop, match="Step 1 is saved") as stopped:
+    loop.train(parts, tmp_path, draw_pictures=draw)
+  assert drawn and stopped.value.code == runtime.EXIT_INTERRUPTED
 
 
 @pytest.mark.long

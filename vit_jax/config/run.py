@@ -98,9 +98,8 @@ class Limits:
     compile: time of the compilation of the train step.
     restore: time to read a checkpoint or initial weights.
     step: time between two steps, including loading of the batch. Use at least ten times the median.
-    evaluation: time of one batch of an evaluation, and of the computation after the last batch. It is also the limit
-      for drawing the first batch of the run.
-    save: time to save a checkpoint, and to close all files.
+    evaluation: time of one batch of an evaluation, and of the computation after the last batch.
+    save: time to save a checkpoint, to close all files, and to draw the first batch of the run.
     stop: time from a stop request until the state is saved. The exit code is that of the request: 42, 130 or 2.
     peer: time without a sign of life from another process. The exit code is 134.
   """

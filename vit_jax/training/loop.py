@@ -258,8 +258,9 @@ def write_first_batch(session: Session, draw: Callable[[], Mapping[str, bytes]])
     draw: function that returns {name: PNG}. Only the first process calls it.
   """
   session.log.write_due(1)
-  # The drawing counts as `start` in the time accounting. It has the time limit of an evaluation.
-  with session.watch.phase("evaluation", lambda: _DRAWING), session.timer.phase("start"):
+  # The drawing counts as `start` in the time accounting. A request to stop takes effect after it, like after a save. An
+  # exception within an import of a drawing library would end the run with a traceback.
+  with session.watch.phase("save", lambda: _DRAWING), session.timer.phase("start"):
     session.log.write_pictures(0, draw() if runtime.process_index() == 0 else {})
     runtime.barrier("drawn")  # Other processes wait here, so that the wait does not count as their second step.
 
@@ -411,7 +412,7 @@ def convert_to_exit(reason: Exception, step: int, workdir: pathlib.Path) -> Exce
       f"python -m vit_jax.report {quote_word(str(workdir))}"
     )
   elif not isinstance(reason, runtime.Preempted) or reason.code == runtime.EXIT_CONFIG:
-    advice += ", with --accept-data if the file was fixed"
+    advice += ", with --accept-data if the file was fixed or restored"
   if isinstance(reason, runtime.Preempted):
     return runtime.Stop(reason.code, f"{reason}. {advice}")
   return ConfigError(f"{reason}. {advice}" if runtime.is_alone() else str(reason))

@@ -144,7 +144,8 @@ class TrainingLog:
       self._fetch(step)
       self.clock.measure_lap(0)
       self._lap_start = step
-      print_line(f"{step:>7}/{self._experiment.total}  loss {self._loss:.4f}; compiled, training")
+      if step % self._experiment.log_every:
+        print_line(f"{step:>7}/{self._experiment.total}  loss {self._loss:.4f}; compiled, training")
     if step % self._experiment.log_every == 0:
       self.write(step)
     self._seen = step
