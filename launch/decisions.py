@@ -100,16 +100,17 @@ def _drop_contradicted(run: Run, state: State, observation: Observation) -> Obse
 
 
 def _find_gone_since(run: Run, state: State, observation: Observation) -> float:
-  """Returns the time since which the machines are gone, or 0. A look that is ready or reports of all workers reset it.
+  """Returns the time of the first answer that the machines are gone, or 0.
 
-  So does another state that lasts. States that alternate do not delay the replacement of lost machines.
+  The time is reset by a ready look, by recent reports that all programs run, or by another state that lasts longer than
+  `limits.silence`. States that alternate do not delay the replacement of lost machines.
   """
   look, now = observation.look, observation.now
   if are_all_running(run, observation) or (look and look.state == states.READY):
     return 0.0
   if look and look.state in states.GONE:
-    counts = state.seen or look.state != states.ABSENT  # a request that is not answered yet is absent
-    return state.gone_since or (now if counts else 0.0)
+    existed = state.seen or look.state != states.ABSENT  # a request that is not answered yet is absent
+    return state.gone_since or (now if existed else 0.0)
   return 0.0 if look and now - state.look_since > run.limits.silence else state.gone_since
 
 
@@ -213,7 +214,7 @@ def _decide_by_reports(run: Run, state: State, observation: Observation) -> tupl
     state = replace(state, worker_restarts=state.worker_restarts + 1)
     if state.worker_restarts > WORKER_RESTARTS:
       return _handle_failure(run, state, observation, text, fresh=True)
-    return _restart_programs(state, observation, text)
+    return _restart_programs(run, state, observation, text)
   waited = observation.now - state.trouble if state.trouble else 0.0
   verdict = states.judge_try(run, state.try_, observation.reports, observation.order, waited, state.hangs)
   if verdict.kind == states.DONE:
@@ -347,7 +348,7 @@ def _replace_machines(
   run: Run, state: State, observation: Observation, event: str, text: str, tail: str = "", lost: int = 1
 ) -> Decision:
   """Deletes the attempt. The next attempt follows after a pause that doubles with each loss or failure."""
-  if observation.order and observation.order.stop:
+  if _is_stop_requested(state, observation):
     summary = f"stopped on request; {text}"
     return _end_run(run, state, observation, event, errors.DETACHED, text, tail, summary)
   lost += state.lost
@@ -374,11 +375,25 @@ def _handle_failure(
     return _end_run(run, state, observation, "failed", errors.GAVE_UP, text, tail, keep=run.keep_on_fail)
   if fresh:
     return _replace_machines(run, state, observation, "failed", text, tail, lost=0)
-  return _restart_programs(state, observation, text, tail)
+  return _restart_programs(run, state, observation, text, tail)
 
 
-def _restart_programs(state: State, observation: Observation, text: str, tail: str = "") -> Decision:
+def _is_stop_requested(state: State, observation: Observation) -> bool:
+  """Returns whether the user requested a stop.
+
+  If the order is damaged, a request to any program counts, so that a stopped run is never started again.
+  """
+  if observation.order:
+    return observation.order.stop
+  reports = [report for report, _ in (observation.reports or {}).values()]
+  return any(report.asked for report in reports if report.try_ == state.try_)
+
+
+def _restart_programs(run: Run, state: State, observation: Observation, text: str, tail: str = "") -> Decision:
   """Orders another try on the same machines."""
+  if _is_stop_requested(state, observation):
+    summary = f"stopped on request, its machines are kept; {text}"
+    return _end_run(run, state, observation, "stopped", errors.DETACHED, text, tail, summary, keep=True)
   latest = max([state.try_, *(report.try_ - 1 for report, _ in (observation.reports or {}).values())])
   order = mailbox.Order(latest + 1)
   state = replace(state, try_=order.try_, trouble=0.0, starting=observation.now, start_known=False)

@@ -133,10 +133,9 @@ def format_amount(number: int, noun: str, plural: str = "") -> str:
 
 
 def print_line(text: str) -> None:
-  """Prints a line with the time at once. Escapes replace characters that control a terminal."""
-  text = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+  """Prints a line with the time at once."""
   try:
-    print(f"{format_utc(time.time())} {text}", flush=True)
+    print(f"{format_utc(time.time())} {replace_unprintable(text)}", flush=True)
   except (OSError, ValueError):  # a closed terminal, or an unknown letter, must not end a run
     with contextlib.suppress(OSError):
       sys.stdout = open(os.devnull, "w")

@@ -188,7 +188,7 @@ class State:
     expires: time at which the attempt ends itself; before it is ready, the latest possible time.
     stage: one of the stages above. since: its start.
     look: the last known state of the machines. look_since: time since which it is the same.
-    gone_since: time of the first look that found the machines gone. 0 if they were ready since then.
+    gone_since: time of the first answer that the machines are gone, or 0, see `decisions`.
     seen: the attempt was observed. ready: time at which it was first ready, or 0.
     exists: time at which its first machine was observed, or 0. From then on it may be billed.
     answered: when the last creation was answered. absent: consecutive answers that the attempt does not exist.

@@ -205,7 +205,8 @@ class Watcher:
       return files.read_order()
     except mailbox.FormatError as error:
       name = self._run.name
-      self._warn_once("order", f"{error}. Replace it with: python -m launch restart {name}, or stop {name}")
+      advice = f"To continue the run: python -m launch restart {name}. To stop it: python -m launch stop {name}"
+      self._warn_once("order", f"{error}. {advice}")
       return None
 
   def _act(self, action: Action, state: State) -> State:

@@ -208,11 +208,11 @@ def test_damaged_order_neither_hides_reports_nor_restarts_a_stopped_run(end):
     for _ in range(20):
       universe.turn(0)
       universe.tick(15)
-    reports = mailbox.Mailbox(universe.storage(""), 1)
+    files = mailbox.Mailbox(universe.storage(""), 1)
     if end == "stopped":
-      reports.write_order(mailbox.Order(1, stop=True))  # which the watcher has not read
+      files.write_order(mailbox.Order(1, stop=True))  # which the watcher has not read
       universe.machines[1].worker = "silent"
-      reports.write_report(mailbox.WorkerReport(0, 1, mailbox.EXITED, exit=42, asked=True, began=0))
+      files.write_report(mailbox.WorkerReport(0, 1, mailbox.EXITED, exit=42, asked=True, began=0))
     else:
       universe.machines[1].worker = "finished"
       universe.tick(10)

@@ -66,6 +66,25 @@ def test_two_false_answers_with_a_lasting_other_state_between_them_are_ignored()
     assert state.stage == WATCHING
 
 
+@pytest.mark.parametrize(
+  ("word", "fields", "stage"),
+  [
+    (states.READY, {"phase": mailbox.ENDED, "detail": "waited 1200 s for an order"}, states.DELETING),
+    (states.READY, {"phase": mailbox.EXITED, "exit": states.HANG}, states.OVER),  # the machines are kept
+    (states.LOST, {"phase": mailbox.EXITED, "exit": 42}, states.DELETING),
+  ],
+)
+@pytest.mark.parametrize("asked", [False, True])
+def test_damaged_order_never_restarts_programs_that_were_asked_to_stop(word, fields, stage, asked):
+  state = dataclasses.replace(LIVE, trouble=NOW - 300, gone_since=NOW - 300 if word == states.LOST else 0.0)
+  rows = {w: (mailbox.WorkerReport(w, 1, asked=asked, **fields), 1.0) for w in range(4)}
+  state, actions = decide(state, word, reports=rows, order=None)
+  assert (state.end is not None) == asked
+  if asked:
+    assert state.end[0] == errors.DETACHED and "stopped on request" in state.end[1] and state.stage == stage
+    assert not any(action.verb == "order" for action in actions)
+
+
 @pytest.mark.parametrize("word", [states.LOST, states.DELETING])
 def test_machines_that_are_lost_at_the_first_look_are_replaced_at_the_second(word):
   state, _ = decide(dataclasses.replace(LIVE, look="", seen=False), word, reports={})
@@ -173,11 +192,11 @@ def test_workers_may_restart_twice_by_themselves():
 
 
 def test_future_times_are_corrected_after_a_clock_is_set_back():
-  later = dict.fromkeys(
-    ("since", "look_since", "gone_since", "starting", "ready", "answered", "trouble"), NOW + 50000.0
-  )
+  later = dict.fromkeys(("since", "look_since", "starting", "ready", "answered", "trouble"), NOW + 50000.0)
   state, _ = decide(dataclasses.replace(LIVE, **later, expires=NOW + 1e6), states.READY)
   assert all(getattr(state, key) <= NOW for key in later) and state.expires <= NOW + run().seconds
+  state, _ = decide(dataclasses.replace(LIVE, gone_since=NOW + 50000.0), states.LOST, reports=None)
+  assert state.gone_since == NOW
 
 
 def test_executed_order_has_no_further_effect():

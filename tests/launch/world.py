@@ -161,7 +161,9 @@ class World:
         reports[worker] = dataclasses.replace(report, **changes), self.now - at
     if attempt in self.unreadable:
       reports = None
-    return Observation(self.now + self.ahead, look, reports, self.orders.get(attempt), refusal, self.bucket)
+    return Observation(
+      self.now + self.ahead, look, reports, self.orders.get(attempt, mailbox.Order()), refusal, self.bucket
+    )
 
   def act(self, action: Action, state: State) -> None:
     """Executes an action. Raises UnknownError if the cloud does not respond."""
