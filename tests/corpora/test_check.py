@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import shlex
 import shutil
 
 import pytest
@@ -321,12 +322,23 @@ def test_good_folder_is_accepted_and_a_large_one_is_not_checked(photos, monkeypa
   assert check.check_folder_images(choice, splits, photos) is None
 
 
-@pytest.mark.parametrize("other", ["test", "val", "valid"])
-def test_next_command_names_a_split_for_testing_that_exists(tmp_path, other):
-  for name in (f"{split}/{label}/{i}.png" for split in ("train", other) for label in "ab" for i in range(10)):
+@pytest.mark.parametrize(
+  ("other", "path", "test"),
+  [
+    ("test", "", "test"),
+    ("val", "", "val"),
+    ("valid", "", "valid"),
+    ("extra", "/train", "test"),
+    ("", "/train", "test"),
+  ],
+)
+def test_next_command_names_a_split_for_testing_that_exists(tmp_path, other, path, test):
+  for name in (f"{split}/{label}/{i}.png" for split in {"train", other} - {""} for label in "ab" for i in range(10)):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(GOOD)
-  words = check.check_images(tmp_path).lines[-1].split()
-  split = dict(word.removeprefix("--config.data.").split("=") for word in words if "=" in word).get("test", "test")
-  assert split == other
-  assert len(open_folder(tmp_path, split, test=split)) == 20
+  (tmp_path / "dev").write_text("not a folder")
+  words = shlex.split(check.check_images(tmp_path).lines[-1])
+  flags = dict(word.removeprefix("--config.data.").split("=") for word in words if word.startswith("--config.data."))
+  assert flags["path"] == f"{tmp_path}{path}" and flags.get("test", "test") == test
+  assert len(open_folder(flags["path"], "train", test=test)) in (16, 20)
+  assert len(open_folder(flags["path"], "test", test=test)) in (4, 20)

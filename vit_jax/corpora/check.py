@@ -19,7 +19,7 @@ from vit_jax.data.bound_data import EvalData
 from vit_jax.data.images import ImageError, Images
 from vit_jax.data.readers import folder_layout, tree
 from vit_jax.data.readers.folder import SHARE
-from vit_jax.data.sources import Source, SplitError
+from vit_jax.data.sources import Source
 from vit_jax.schema import Choice, ConfigError, enter_key, escape_line, format_amount, make, texts
 from vit_jax.storage import paths
 
@@ -298,11 +298,10 @@ def _describe_classes(names: Sequence[str], bad: dict[int, str]) -> list[str]:
 def _describe_next_step(root: pathlib.Path, remaining: int, moving: bool) -> str:
   """Returns a line with the next command after a check of a folder that a run can read."""
   if not remaining:
-    path, images = texts.format_flag("config.data.path", root), len(_open_training_images(root))
+    data, images = _find_data_flags(root)
     smaller = 1 << images.bit_length() - 1  # a power of two
     batch = f" {texts.format_flag('config.batch', smaller)}" if images < BATCH else ""
-    test = _format_test_flag(root)
-    return f"next: python -m vit_jax.train --config=folder:cct_2_3x2_32 --workdir=runs/a {path}{test}{batch}"
+    return f"next: python -m vit_jax.train --config=folder:cct_2_3x2_32 --workdir=runs/a {data}{batch}"
   if moving:
     return "next: fix or remove the bad images that were not moved"
   command = f"python -m vit_jax.prepare {texts.format_flag('check', root)} --move-bad=DIR"
@@ -318,14 +317,22 @@ def _find_layout_problem(root: pathlib.Path) -> str | None:
   return None
 
 
-def _format_test_flag(root: pathlib.Path) -> str:
-  """Returns the flag that tests on the validation images of a folder without test images, or ""."""
-  try:
-    _open_images(root, "test")
-  except SplitError:
-    if name := folder_layout.choose_validation(os.listdir(root)):
-      return f" {texts.format_flag('config.data.test', name)}"
-  return ""
+def _find_data_flags(root: pathlib.Path) -> tuple[str, int]:
+  """Returns the flags with which a run trains and tests on a folder, and its number of training images.
+
+  A folder without test images is tested on its validation images. If it has neither, a part of `train` is held out.
+  """
+  validation = [(root, name) for name in folder_layout.VALIDATION if (root / name).is_dir()]
+  layouts = [(root, folder_layout.TESTING), *validation, (root / folder_layout.TRAINING, folder_layout.TESTING)]
+  for path, test in layouts:
+    try:
+      images = len(_open_images(path, "train", test))
+      _open_images(path, "test", test)
+    except ConfigError:
+      continue
+    flag = "" if test == folder_layout.TESTING else f" {texts.format_flag('config.data.test', test)}"
+    return texts.format_flag("config.data.path", path) + flag, images
+  return texts.format_flag("config.data.path", root), len(_open_training_images(root))
 
 
 def _open_training_images(root: pathlib.Path) -> Source:
@@ -333,10 +340,11 @@ def _open_training_images(root: pathlib.Path) -> Source:
   return _open_images(root, "train")
 
 
-def _open_images(root: pathlib.Path, split: str) -> Source:
-  """Opens a split of a run with the default settings."""
+def _open_images(root: pathlib.Path, split: str, test: str = folder_layout.TESTING) -> Source:
+  """Opens a split of a run with the default settings, except for the split for testing."""
   with enter_key("config.data"):
-    return make(Choice("folder", {"path": str(root), "validation": SHARE}), catalog.READERS, split)
+    choice = Choice("folder", {"path": str(root), "validation": SHARE, "test": test})
+    return make(choice, catalog.READERS, split)
 
 
 def _record_splits(root: pathlib.Path) -> dict[str, Any] | None:

@@ -51,12 +51,13 @@ def test_classes_of_split_folders_are_numbered_by_name(tmp_path):
 def test_path_of_the_training_split_has_a_note_about_unused_splits(tmp_path, monkeypatch):
   files = [f"train/{label}/{i}.png" for label in "ab" for i in range(5)]
   path = write(tmp_path, *files)
+  write(tmp_path, "dev/project/1.png")  # an unrelated folder
   assert "not used" not in folder(f"{path}/train", holdout=0.2).note
   write(tmp_path, "val/a/1.png", "val/b/1.png", "valid/a/1.png")
   advice = f"set --config.data.path={path} --config.data.test=val and a new --workdir"
-  assert f"; not used: 'val' in {path!r}. To use them, {advice}" in folder(f"{path}/train", holdout=0.2).note
+  assert f"; not used: 'val' in {path!r}. To use all splits, {advice}" in folder(f"{path}/train", holdout=0.2).note
   write(tmp_path, "test/a/1.png", "test/b/1.png")
-  note = f"; not used: 'val', 'test' in {path!r}. To use them, set --config.data.path={path} and a new --workdir"
+  note = f"; not used: 'val', 'test' in {path!r}. To use all splits, set --config.data.path={path} and a new --workdir"
   assert note in folder(f"{path}/train", holdout=0.2).note
   monkeypatch.chdir(f"{path}/train")
   assert note in folder(".", holdout=0.2).note

@@ -171,7 +171,7 @@ def _list_files(
   if "" in folders and "all" not in used and (held := sum(map(len, drawn["test"]))):
     count = held + sum(map(len, drawn["train"]))
     note += f"; held out for testing as 'test': {held:,} of the {count:,} images (holdout={holdout:g})"
-    note += folder_layout.describe_unused_splits(tree.root)
+    note += folder_layout.describe_unused_splits(tree.root, top)
   absent = sources.parse_split_names([splits.train]) - drawn.keys()  # reported later, with the right directory
   if validation and splits.val is None and not absent:
     drawn, held = _split_validation(drawn, splits.train, validation)

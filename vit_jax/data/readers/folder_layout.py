@@ -57,23 +57,30 @@ def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
   return bool(holding)
 
 
-def describe_unused_splits(root: locations.Folder) -> str:
+def describe_unused_splits(root: locations.Folder, classes: Sequence[str]) -> str:
   """Returns a note if directories of other splits, which the run does not read, are next to `train`. Otherwise "".
 
   Args:
     root: the directory of classes. In a bucket, other splits are not searched, because each search is a request.
+    classes: names of the directories in it. A split has a directory with one of these names.
   """
   if not isinstance(root, locations.DiskFolder):
     return ""
   path = pathlib.Path(os.path.abspath(root.root))
-  names = {name for name in (*VALIDATION, TESTING) if os.path.isdir(path.parent / name)}
-  if path.name != TRAINING or not names:
+  if path.name != TRAINING:
+    return ""
+  found = [
+    name for name in (*VALIDATION, TESTING) if any(os.path.isdir(path.parent / name / label) for label in classes)
+  ]
+  validation = [name for name in found if name != TESTING][:1]
+  testing = [name for name in found if name == TESTING]
+  if not found:
     return ""
   flags = format_flag(get_current_key("path"), str(path.parent))
-  if TESTING not in names:
-    flags += f" {format_flag(get_current_key('test'), choose_validation(names))}"
-  named = ", ".join(repr(name) for name in (choose_validation(names), TESTING) if name in names)
-  return f"; not used: {named} in {str(path.parent)!r}. To use them, set {flags} and a new --workdir"
+  if not testing:
+    flags += f" {format_flag(get_current_key('test'), validation[0])}"
+  named = ", ".join(map(repr, validation + testing))
+  return f"; not used: {named} in {str(path.parent)!r}. To use all splits, set {flags} and a new --workdir"
 
 
 def choose_validation(folders: Container[str]) -> str | None:
