@@ -55,6 +55,9 @@ def test_flags_and_config_overrides_are_parsed_together(parser):
     (["--work=x"], "unknown flag '--work'"),  # never abbreviated
     (["--config=a", "--workdir=b", "config.data.path=/a b"], "Did you mean --config.data.path='/a b'?"),
     (["--config=a", "--workdir=b", "config.batch", "64"], "Did you mean --config.batch=64?"),
+    (["--config=a", "--workdir=b", "config.optim.lr", "-1"], "Did you mean --config.optim.lr=-1?"),
+    (["--config=a", "--workdir=b", "config.data.flip", "config.batch=64"], "Did you mean --config.data.flip=VALUE?"),
+    (["--config=a", "--workdir=b", "config.batch\n"], r"unexpected 'config.batch\n'. Quote a value"),
     (["--config=a", "--workdir=b", "config.batch"], "Did you mean --config.batch=VALUE?"),
     (["--config=a", "--workdir=b", "config.$(x)=1"], "unexpected 'config.$(x)=1'. Quote a value"),
     (["--config=a", "--workdir=b", "stray"], "unexpected 'stray'. Quote a value that contains spaces: --flag='a b'"),
@@ -82,7 +85,7 @@ def test_warnings_have_no_control_characters():
   assert text == "WARNING: a\\x1b[31m \\x07ö\nb"
   cli.configure_logging()
   handlers = [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]
-  assert all(isinstance(handler.formatter, cli.PrintableFormatter) for handler in handlers)
+  assert handlers and all(isinstance(handler.formatter, cli.PrintableFormatter) for handler in handlers)
 
 
 def get_error(verb, *words):

@@ -114,11 +114,12 @@ class Parser(argparse.ArgumentParser):
     if used and not groups and not CONFIGS.isdisjoint(known):
       flag = next(flag for flag in used[0] if flag in used_flags)
       advice = f" {flag} cannot be combined with --config.KEY=VALUE."
-    if not any(word.startswith("-") for word in unknown):
+    if not any(map(_is_flag, unknown)):
       first, *following = unknown
-      if re.match(r"config(\.\w+)+(=|$)", first) and groups:
-        key, equals, value = first.partition("=")
-        value = value if equals else next(iter(following), "")
+      key, equals, value = first.partition("=")
+      if re.fullmatch(r"config(\.[\w-]+)+", key) and groups:
+        if not equals and following and not following[0].startswith("config."):
+          value = following[0]
         return f"unexpected {show(first)}. Did you mean {format_flag(key, value or 'VALUE')}?"
       return f"unexpected {show(first)}. Quote a value that contains spaces: --flag='a b'"
     flags = f"flag{'s' * (len(unknown) > 1)} {', '.join(map(repr, unknown))}"

@@ -87,6 +87,7 @@ def test_standard_input_without_a_path_is_an_error(tmp_path):
 
 
 def test_missing_path_is_an_error_that_suggests_the_nearest(photos):
+  (photos / "b.xml").touch()  # labels of the image
   with pytest.raises(ConfigError, match=r"'.*/b\.jgp' does not exist\. Did you mean '.*/b\.JPG'\?"):
     listed(photos / "b.jgp")
   with pytest.raises(ConfigError) as caught:

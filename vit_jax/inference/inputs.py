@@ -99,10 +99,9 @@ def _check_existence(words: Iterable[str]) -> None:
   if not absent:
     return
   word, path = next(iter(absent.items()))
-  near = sorted(other.name for other in path.parent.glob("*")) if path.parent.is_dir() else []
-  advice = _suggest_path(
-    path.stem.lower(), {pathlib.PurePath(name).stem.lower(): str(path.parent / name) for name in near}
-  )
+  near = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+  readable = [other for other in near if other.suffix.lower() in (*EXTENSIONS, *MANIFESTS) or other.is_dir()]
+  advice = _suggest_path(path.stem.lower(), {other.stem.lower(): str(other) for other in readable})
   others = f" Also missing: {format_names(map(show, list(absent)[1:]))}" if len(absent) > 1 else ""
   raise ConfigError(f"{show(word)} does not exist.{advice}{others}")
 
