@@ -15,7 +15,7 @@ def print_note(text: str) -> None:
 
 
 def print_line(text: str) -> None:
-  """Prints a line without delay, on the first process only. Escapes replace characters that control a terminal."""
+  """Prints a line without delay, on the first process only. Escapes replace characters that cannot be printed."""
   if process_index() == 0:
     try:
       print(make_printable(text, None), flush=True)

@@ -247,7 +247,7 @@ def enter_phase(
     yield
 
 
-_DRAWING = "drawing the first batch, which config.log.images=false omits"
+_DRAWING = "drawing the first batch (--config.log.images=false omits it)"
 
 
 def write_first_batch(session: Session, draw: Callable[[], Mapping[str, bytes]]) -> None:
@@ -258,11 +258,12 @@ def write_first_batch(session: Session, draw: Callable[[], Mapping[str, bytes]])
     draw: function that returns {name: PNG}. Only the first process calls it.
   """
   session.log.write_due(1)
-  # The drawing counts as `start` in the time accounting. A request to stop takes effect after it, like after a save. An
-  # exception within an import of a drawing library would end the run with a traceback.
+  # The drawing counts as `start` in the time accounting. The phase `save` delays a stop request until the drawing is
+  # complete. An exception inside the import of a drawing library would end the run with a traceback.
   with session.watch.phase("save", lambda: _DRAWING), session.timer.phase("start"):
     session.log.write_pictures(0, draw() if runtime.process_index() == 0 else {})
     runtime.barrier("drawn")  # Other processes wait here, so that the wait does not count as their second step.
+  session.watch.poll()
 
 
 # Start and end of a run.

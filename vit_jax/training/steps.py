@@ -124,9 +124,9 @@ def make_program(
     optimizer.find_point,
   )
   # On CPUs, level 1 halves the compile time of this program. The default level gives the same bits.
-  level = "xla_backend_optimization_level"
-  default = grid.devices.flat[0].platform == "cpu" and level not in os.environ.get("XLA_FLAGS", "")
-  options = {level: 1} if default else None
+  option = "xla_backend_optimization_level"
+  chosen = grid.devices.flat[0].platform != "cpu" or option in os.environ.get("XLA_FLAGS", "")
+  options = None if chosen else {option: 1}
   return Program(
     jax.jit(init, out_shardings=shardings, compiler_options=options),
     jax.jit(step, donate_argnums=0, out_shardings=(shardings, shardings.step)),
