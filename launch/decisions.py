@@ -348,7 +348,7 @@ def _replace_machines(
   run: Run, state: State, observation: Observation, event: str, text: str, tail: str = "", lost: int = 1
 ) -> Decision:
   """Deletes the attempt. The next attempt follows after a pause that doubles with each loss or failure."""
-  if _is_stop_requested(state, observation):
+  if observation.is_stop_requested(state.try_):
     summary = f"stopped on request; {text}"
     return _end_run(run, state, observation, event, errors.DETACHED, text, tail, summary)
   lost += state.lost
@@ -378,20 +378,9 @@ def _handle_failure(
   return _restart_programs(run, state, observation, text, tail)
 
 
-def _is_stop_requested(state: State, observation: Observation) -> bool:
-  """Returns whether the user requested a stop.
-
-  If the order is damaged, a request to any program counts, so that a stopped run is never started again.
-  """
-  if observation.order:
-    return observation.order.stop
-  reports = [report for report, _ in (observation.reports or {}).values()]
-  return any(report.asked for report in reports if report.try_ == state.try_)
-
-
 def _restart_programs(run: Run, state: State, observation: Observation, text: str, tail: str = "") -> Decision:
   """Orders another try on the same machines."""
-  if _is_stop_requested(state, observation):
+  if observation.is_stop_requested(state.try_):
     summary = f"stopped on request, its machines are kept; {text}"
     return _end_run(run, state, observation, "stopped", errors.DETACHED, text, tail, summary, keep=True)
   latest = max([state.try_, *(report.try_ - 1 for report, _ in (observation.reports or {}).values())])

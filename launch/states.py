@@ -298,6 +298,16 @@ class Observation:
   refusal: LaunchError | None = None
   clock: float = 0.0
 
+  def is_stop_requested(self, try_: int) -> bool:
+    """Returns whether the user requested a stop.
+
+    If the order is damaged, a request to any program of the try counts, so that a stopped run is never started again.
+    """
+    if self.order:
+      return self.order.stop
+    reports = [report for report, _ in (self.reports or {}).values()]
+    return any(report.asked for report in reports if report.try_ == try_)
+
 
 @dataclasses.dataclass(frozen=True)
 class Action:
