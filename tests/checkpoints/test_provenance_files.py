@@ -100,7 +100,7 @@ def test_changed_files_are_reported_and_can_be_accepted(photos, change):
   now = described(source(photos))
   objection = provenance.find_data_conflict(before["data"], now["data"])
   assert all(line in objection for line in FILES[change]), objection
-  assert "cp -p and rsync -a" in objection and "--accept-data" in objection
+  assert "If the images are the same, accept the changed files with --accept-data" in objection
   assert provenance.find_data_conflict(before["data"], now["data"], accept=True) is None
   assert [note for note in provenance.list_notes(before, now) if note.startswith("changed data accepted")]
 
