@@ -72,14 +72,13 @@ def describe_unused_splits(root: locations.Folder, classes: Sequence[str]) -> st
   found = [
     name for name in (*VALIDATION, TESTING) if any(os.path.isdir(path.parent / name / label) for label in classes)
   ]
-  validation = [name for name in found if name != TESTING][:1]
-  testing = [name for name in found if name == TESTING]
   if not found:
     return ""
+  unused = [name for name in (choose_validation(found), TESTING) if name in found]
   flags = format_flag(get_current_key("path"), str(path.parent))
-  if not testing:
-    flags += f" {format_flag(get_current_key('test'), validation[0])}"
-  named = ", ".join(map(repr, validation + testing))
+  if TESTING not in found:
+    flags += f" {format_flag(get_current_key('test'), unused[0])}"
+  named = ", ".join(map(repr, unused))
   return f"; not used: {named} in {str(path.parent)!r}. To use all splits, set {flags} and a new --workdir"
 
 
