@@ -135,7 +135,7 @@ def format_amount(number: int, noun: str, plural: str = "") -> str:
 def print_line(text: str) -> None:
   """Prints a line with the time at once."""
   try:
-    print(f"{format_utc(time.time())} {replace_unprintable(text)}", flush=True)
+    print(f"{format_utc(time.time())} {text}", flush=True)
   except (OSError, ValueError):  # a closed terminal, or an unknown letter, must not end a run
     with contextlib.suppress(OSError):
       sys.stdout = open(os.devnull, "w")
