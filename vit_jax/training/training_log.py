@@ -140,14 +140,15 @@ class TrainingLog:
     """
     if step == self._seen:
       return
-    if step == self._start + 1:
+    first = step == self._start + 1
+    if first:
       self._fetch(step)
       self.clock.measure_lap(0)
       self._lap_start = step
-      if step % self._experiment.log_every:
-        print_line(f"{step:>7}/{self._experiment.total}  loss {self._loss:.4f}; compiled, training")
     if step % self._experiment.log_every == 0:
       self.write(step)
+    elif first:
+      print_line(f"{step:>7}/{self._experiment.total}  loss {self._loss:.4f}; compiled, training")
     self._seen = step
 
   def write(self, step: int) -> None:
