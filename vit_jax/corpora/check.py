@@ -326,8 +326,8 @@ def _find_data_flags(root: pathlib.Path) -> tuple[str, int]:
   layouts = [(root, folder_layout.TESTING), *validation, (root / folder_layout.TRAINING, folder_layout.TESTING)]
   for path, test in layouts:
     try:
-      images = len(_open_images(path, "train", test))
       _open_images(path, "test", test)
+      images = len(_open_images(path, "train", test))
     except ConfigError:
       continue
     flag = "" if test == folder_layout.TESTING else f" {texts.format_flag('config.data.test', test)}"
