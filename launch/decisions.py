@@ -102,14 +102,14 @@ def _drop_contradicted(run: Run, state: State, observation: Observation) -> Obse
 def _find_gone_since(run: Run, state: State, observation: Observation) -> float:
   """Returns the time of the first answer that the machines are gone, or 0.
 
-  The time is reset by a ready look, by recent reports that all programs run, or by another state that lasts longer than
-  `limits.silence`. States that alternate do not delay the replacement of lost machines.
+  The result is 0 if the machines are ready or all programs run. Another state resets the time only after
+  `limits.silence`, so that alternating states do not delay the replacement of lost machines.
   """
   look, now = observation.look, observation.now
   if are_all_running(run, observation) or (look and look.state == states.READY):
     return 0.0
   if look and look.state in states.GONE:
-    existed = state.seen or look.state != states.ABSENT  # a request that is not answered yet is absent
+    existed = state.seen or look.state != states.ABSENT  # ABSENT can mean that the creation is not answered yet
     return state.gone_since or (now if existed else 0.0)
   return 0.0 if look and now - state.look_since > run.limits.silence else state.gone_since
 

@@ -301,7 +301,7 @@ class Observation:
   def is_stop_requested(self, try_: int) -> bool:
     """Returns whether the user requested a stop.
 
-    If the order is damaged, a request to any program of the try counts, so that a stopped run is never started again.
+    If the order is damaged, one report of a stop request in this try is sufficient.
     """
     if self.order:
       return self.order.stop

@@ -205,7 +205,7 @@ class Watcher:
       return files.read_order()
     except mailbox.FormatError as error:
       name = self._run.name
-      advice = f"To continue the run: python -m launch restart {name}. To stop it: python -m launch stop {name}"
+      advice = f"`python -m launch restart {name}` continues the run, and `python -m launch stop {name}` stops it"
       self._warn_once("order", f"{error}. {advice}")
       return None
 

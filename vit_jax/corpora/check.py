@@ -318,9 +318,9 @@ def _find_layout_problem(root: pathlib.Path) -> str | None:
 
 
 def _find_data_flags(root: pathlib.Path) -> tuple[str, int]:
-  """Returns the flags with which a run trains and tests on a folder, and its number of training images.
+  """Returns the data flags of a run on a folder, and the number of training images.
 
-  A folder without test images is tested on its validation images. If it has neither, a part of `train` is held out.
+  A folder without test images is tested on its validation images. Without both, a share of `train` is held out.
   """
   validation = [(root, name) for name in folder_layout.VALIDATION if (root / name).is_dir()]
   layouts = [(root, folder_layout.TESTING), *validation, (root / folder_layout.TRAINING, folder_layout.TESTING)]
@@ -341,7 +341,7 @@ def _open_training_images(root: pathlib.Path) -> Source:
 
 
 def _open_images(root: pathlib.Path, split: str, test: str = folder_layout.TESTING) -> Source:
-  """Opens a split of a run with the default settings, except for the split for testing."""
+  """Opens a split of a run with the default settings and the given split for testing."""
   with enter_key("config.data"):
     choice = Choice("folder", {"path": str(root), "validation": SHARE, "test": test})
     return make(choice, catalog.READERS, split)

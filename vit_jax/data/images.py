@@ -174,7 +174,7 @@ class Images:
     """Raises ImageError, or counts the record as skipped."""
     if self.on_error == "raise":
       advice = f"Fix it, or leave out such images with --{self.source.key}.on_error=skip"
-      # A run that has started does not continue with fewer images.
+      # A started run cannot skip missing images, so the error suggests it only for a new run.
       if isinstance(error, FileNotFoundError | NotADirectoryError):
         advice = f"Restore it, or leave out such images in a new run with --{self.source.key}.on_error=skip"
       raise self.stop(f"{reason}. {advice}") from error

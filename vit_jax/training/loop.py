@@ -259,7 +259,8 @@ def write_first_batch(session: Session, draw: Callable[[], Mapping[str, bytes]])
   """
   session.log.write_due(1)
   # The drawing counts as `start` in the time accounting. The phase `save` delays a stop request until the drawing is
-  # complete. An exception inside the import of a drawing library would end the run with a traceback.
+  # complete. Otherwise, the request could raise an exception within the import of a drawing library. The run would then
+  # end with a traceback.
   with session.watch.phase("save", lambda: _DRAWING), session.timer.phase("start"):
     session.log.write_pictures(0, draw() if runtime.process_index() == 0 else {})
     runtime.barrier("drawn")  # Other processes wait here, so that the wait does not count as their second step.

@@ -58,7 +58,7 @@ def contains_classes(tree: FolderTree, top: Sequence[str]) -> bool:
 
 
 def describe_unused_splits(root: locations.Folder, classes: Sequence[str]) -> str:
-  """Returns a note if directories of other splits, which the run does not read, are next to `train`. Otherwise "".
+  """Returns a note about unused directories of splits next to `train`, or "" without such directories.
 
   Args:
     root: the directory of classes. In a bucket, other splits are not searched, because each search is a request.
